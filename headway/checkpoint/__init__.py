@@ -1,1 +1,1 @@
-"""Checkpoints, each complete or not there: written, verified, listed and removed."""
+"""Checkpoints: atomic saving, verification, listing, pruning and resume."""

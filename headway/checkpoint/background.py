@@ -1,4 +1,4 @@
-"""Writes a checkpoint while training continues: from a copy of its tensors, in a thread."""
+"""Writes checkpoints in a background thread, from copies of the tensors."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ from headway.ipc.stderr import flush_streams
 
 
 class Background:
-    """One checkpoint at a time that is being written; all ranks call each method together.
+    """Background writer of one checkpoint at a time; all ranks call each method together.
 
-    The copies of the tensors, and so their memory, are kept for the next checkpoint.
+    The copies of the tensors are kept, so that the next checkpoint reuses their memory.
 
-    The process forks, as for loader workers, only once the first checkpoint is written: torch's
-    operators register a destructor when they are first called, under a lock of the C library that a
-    forked process would wait for without end (glibc 2.36, `__exit_funcs_lock`).
+    Forks, for example of loader workers, wait for the first checkpoint to be written: torch's
+    operators register a destructor on their first call while holding a lock of the C library, on
+    which a forked process would hang (glibc 2.36, `__exit_funcs_lock`).
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._written = threading.Event()  # by that thread
+        self._written = threading.Event()  # set by that thread
         self._failure: Exception | None = None
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
-        self._group_of: object = None  # the default group that it was made beside
+        self._group_of: object = None  # the default group when it was created
         self._first: threading.Thread | None = None
 
     def start(self, prepared: Prepared) -> None:
-        """Copy the tensors, and start to write; the checkpoint before it must be over."""
+        """Copy the tensors and start writing; the previous checkpoint must be complete."""
         with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
         self._written.clear()
         thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
-        thread.daemon = True  # Python would wait for it, but signals end the process then
+        thread.daemon = True  # Python would join it, where signals would kill the process
         thread.start()
         self._thread = thread
         if self._join not in before_leaving:
             before_leaving.append(self._join)
         atexit.unregister(self.end)
-        atexit.register(self.end)  # now, to come before other exit handlers
+        atexit.register(self.end)  # re-register, to run before other exit handlers
         if self._first is None:
             self._first = self._thread
-            join = WeakMethod(self.join_first)  # a hook of the process would keep this alive
+            join = WeakMethod(self.join_first)  # the fork hook must not keep this object alive
             os.register_at_fork(before=lambda: (join() or bool)())
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written; an error of any rank is raised on all, once."""
+        """Wait until the checkpoint is written; raise an error of any rank on all ranks, once."""
         if self._thread is not None:
             meet("wait_for_checkpoint()")
             self._join()
@@ -79,7 +79,7 @@ class Background:
             raise failure
 
     def close(self) -> None:
-        """Wait on this rank alone, whatever signals come, and free the copies."""
+        """Wait on this rank only, deferring signals, and free the copies."""
         self._join_undisturbed()
         self._thread = None
         self._copies.clear()
@@ -91,26 +91,26 @@ class Background:
     def _write(self, prepared: Prepared, group: dist.ProcessGroup | None) -> None:
         try:
             write_prepared(prepared, group)
-        except Exception as error:  # noqa: BLE001  it is raised where the script waits
+        except Exception as error:  # noqa: BLE001  raised when the script waits
             self._failure = error
         finally:
             self._written.set()
 
     def join_first(self) -> None:
-        """Wait for the first write, but in its own thread."""
+        """Wait for the first write, except in the writing thread."""
         if self._first is self._thread and self._first is not threading.current_thread():
             self._join()
 
     def _join(self) -> None:
-        if self._thread is not None and self._thread.is_alive():  # not so in a forked process
-            self._written.wait()  # an interrupted join() takes a thread for ended (Python 3.11)
+        if self._thread is not None and self._thread.is_alive():  # false in a forked process
+            self._written.wait()  # an interrupted join() marks the thread as finished (Python 3.11)
             self._thread.join()
 
     def _join_undisturbed(self) -> None:
         try:
             with signals.held(*signals.STOPS) as came:
                 self._join()
-        except KeyboardInterrupt:  # the second one
+        except KeyboardInterrupt:  # second Ctrl-C
             os._exit(128 + signal.SIGINT)
         for number in came:
             signal.raise_signal(number)
@@ -125,7 +125,7 @@ class Background:
         return self._copies
 
     def _own_group(self) -> dist.ProcessGroup | None:
-        """Return a group of all ranks whose messages do not mix with those of training."""
+        """Return a process group separate from that of training."""
         if rank_and_size()[1] == 1:
             return None
         if self._group_of is not dist.group.WORLD:
@@ -134,11 +134,11 @@ class Background:
         return self._group
 
     def end(self) -> None:
-        """Exit with the code of a failure that nobody has waited for, or of Ctrl-C."""
+        """Wait for the write at exit; exit with the code of its failure, or of Ctrl-C."""
         code = 0
         try:
             self._join_undisturbed()
-        except KeyboardInterrupt:  # which Python ignores in exit handlers
+        except KeyboardInterrupt:  # Python ignores it in exit handlers
             code = 128 + signal.SIGINT
         atexit.unregister(self.end)
         if self._failure is not None:
@@ -148,7 +148,7 @@ class Background:
 
 
 def fail_at_exit(error: Exception) -> None:
-    """Exit with the code of an error in an exit handler, which Python prints and ignores."""
+    """Exit with the error's code from an exit handler, where Python would ignore the error."""
     if isinstance(error, HeadwayError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _exit_with(error.exit_code)
@@ -158,7 +158,7 @@ def fail_at_exit(error: Exception) -> None:
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Make torch use one thread: where cores are busy, several wait long for each other."""
+    """Limit torch to one thread: on busy cores, several threads wait long for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -168,7 +168,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU; in the memory of an earlier one, if that fits."""
+    """Copy a tensor to the CPU, reusing the memory of an earlier copy if it fits."""
     own = before
     if own is None or _layout(own) != _layout(tensor):
         is_pinned = tensor.is_cuda and not isinstance(tensor, DTensor)
@@ -185,10 +185,10 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _exit_with(code: int) -> None:
-    """Exit with a code from within an exit handler; the other handlers run first.
+    """Exit with a code from an exit handler, after running the other handlers.
 
-    Python ignores a SystemExit there. Relies on a private function of atexit, which multiprocessing
-    uses for the same. Handlers registered after the caller of this run twice.
+    Python ignores SystemExit in exit handlers. This relies on a private function of atexit that
+    multiprocessing uses, too. Handlers registered after the calling handler run twice.
     """
     atexit._run_exitfuncs()
     flush_streams()

@@ -1,4 +1,4 @@
-"""Saves and loads a training as checkpoints; all ranks call this together."""
+"""Saves and loads checkpoints of a training; all ranks call this together."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ if TYPE_CHECKING:
     from headway.checkpoint.background import Background
     from headway.checkpoint.saving import Contents, Prepared
 
-# torch.distributed.checkpoint, below the modules beside this one, is imported when it is used: it
-# is slow
+# modules that import torch.distributed.checkpoint, which is slow, are imported when used
 
 
 class Checkpointer:
-    """Saves the state of a training in folders, and restores it.
+    """Saves the state of a training to folders, and restores it.
 
     Args:
-        project: how checkpoints are named, and how many stay.
-        began_at: when the job began, in seconds since the epoch; for the manifest.
-        beside: what rank 0 adds to each checkpoint: the name of a JSON file, and what returns it.
+        project: how checkpoints are named, and how many are kept.
+        began_at: start time of the job in seconds since the epoch, for the manifest.
+        beside: JSON files that rank 0 adds to each checkpoint: functions by file name.
     """
 
     def __init__(
@@ -62,17 +61,17 @@ class Checkpointer:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self._claim: Claim | None = None  # of rank 0, on the project
+        self._claim: Claim | None = None  # on the project; on rank 0 only
         self._began_at = began_at
         self._beside = beside or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self._background: Background | None = None  # once a checkpoint was saved without a wait
+        self._background: Background | None = None  # set by the first save with wait=False
 
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
-        """Save the whole training as a checkpoint, which appears once it is complete."""
+        """Save the training as a checkpoint, which appears once it is complete."""
         target = self._next_folder(output_dir)
         project = self.project
         name = NUMBERED if project.automatic_checkpoint_naming else None
@@ -93,9 +92,10 @@ class Checkpointer:
         name: str | None = None,
         keep: int | None = None,
     ) -> None:
-        """Save to `target`; with `name`, its beginning, it is one of the project's.
+        """Save to `target`.
 
-        Then rank 0 removes all but the newest `keep` of them, None for all.
+        If `name` and `keep` are given, rank 0 then removes all but the newest `keep` checkpoints
+        whose names start with `name`.
         """
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import own_buffers_of
@@ -129,9 +129,9 @@ class Checkpointer:
                 write_json(folder / name, content())
             if self.training.is_in_evaluation:
                 log_once(
-                    "note: saved in the middle of an evaluation; a run that goes on from there"
-                    " will give that loader's next pass the remaining batches only. Save outside"
-                    " of it"
+                    "note: saved in the middle of an evaluation; when resumed from here, the next"
+                    " loop over that loader yields only the remaining batches. Save outside of the"
+                    " evaluation"
                 )
         weights = self._weights_to_save(folder)
         return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
@@ -144,17 +144,17 @@ class Checkpointer:
         self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
-        """Take the checkpoint that is due, if any, and wait until the last one is written."""
+        """Save the checkpoint that is due, if any, and wait until the latest is written."""
         self.training.run.checkpoint.take()
         if self._background is not None:
             self._background.wait()
 
     def take_at_exit(self) -> None:
-        """Take the checkpoint that is due in a script that has not failed, and write all of it."""
+        """Save the checkpoint that is due unless the script has failed, and wait for the write."""
         if getattr(sys, "last_type", None) is None:
             try:
                 self.training.run.checkpoint.take()
-            except Exception as error:  # noqa: BLE001  all have the same end
+            except Exception as error:  # noqa: BLE001  any error makes the exit fail
                 from headway.checkpoint.background import fail_at_exit
 
                 fail_at_exit(error)
@@ -162,7 +162,7 @@ class Checkpointer:
                 self._background.end()
 
     def close(self) -> None:
-        """Take the checkpoint that is due, wait on this rank alone, and leave the project.
+        """Save the checkpoint that is due, wait on this rank only, and unlock the project.
 
         Raises:
             CheckpointError: this rank could not save it.
@@ -187,7 +187,7 @@ class Checkpointer:
             meet("load_state(...)")
             self.wait_for_checkpoint()
             given = self._folder_to_load(input_dir)
-            # as save_state does: some scripts make a temporary folder on each rank
+            # rank 0's folder, as in save_state: some scripts create a temporary folder on each rank
             folder = Path(on_rank_0(lambda: str(given)))
             loaded = load_checkpoint(folder, shard_like(self.training))
             parts = parts_of(self.training)
@@ -210,9 +210,9 @@ class Checkpointer:
         ]
         if without:
             raise UsageError(
-                f"{', '.join(without)}: no state_dict() and load_state_dict()",
+                f"{', '.join(without)}: missing state_dict() or load_state_dict()",
                 where="the script's register_for_checkpointing(...)",
-                fix="give its class these two methods",
+                fix="implement both methods",
             )
         self.training.registered.extend(objects)
 
@@ -235,10 +235,10 @@ class Checkpointer:
         def require_same_names() -> None:
             if [[*weight] for weight in weights] != saved:
                 raise UsageError(
-                    "a hook of save_state() has left other weights than on rank 0, and each rank"
-                    " has a part of a sharded model",
+                    "a save_state() hook left different weights than on rank 0, but each rank holds"
+                    " a part of a sharded model",
                     where=f"rank {rank_and_size()[0]}",
-                    fix="let the hook change its list of weights in the same way on every rank",
+                    fix="change the hook's list of weights in the same way on every rank",
                 )
 
         if not self._save_hooks:
@@ -252,7 +252,7 @@ class Checkpointer:
         return weights
 
     def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
-        """Return the models that the hooks leave to be loaded, once all ranks have checked them."""
+        """Call the load hooks; return the models left to load after a check on all ranks."""
         from headway.checkpoint.saving import agree
 
         models = self.training.inner_models
@@ -262,30 +262,30 @@ class Checkpointer:
         return models
 
     def claim(self, project: Path) -> bool:
-        """Return whether the checkpoints of `project` are this run's; report it once if not."""
+        """Return whether this run has locked the checkpoints of `project`; log once if not."""
         claimed = self._claim
         if claimed is None or claimed == Claim(None):
             self._claim = claimed = claim(project)
             if claimed.problem:
                 log(
                     f"note: {project / LOCK} cannot be locked: {claimed.problem}; another run that"
-                    " saves to this project, and removes its checkpoints, will not be noticed"
+                    " saves to this project and removes its checkpoints will not be detected"
                 )
             if claimed.holder:
                 log(
-                    f"note: another run saves to {project} as well ({claimed.holder}), and each"
-                    " removes the other's checkpoints; give each a project_dir of its own"
+                    f"note: another run also saves to {project} ({claimed.holder}), and each run"
+                    " removes the other's checkpoints; use a separate project_dir for each"
                 )
         return claimed.fd is not None
 
     def project_folder(self, method: str) -> Path:
-        """Return the folder for named checkpoints, or refuse `method`, which needs it."""
+        """Return the project folder; raise UsageError for `method` without one."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(
-                f"{method}() needs a project folder, where its checkpoints are",
+                f"{method}() needs a project folder for its checkpoints",
                 where=f"the script's {method}()",
-                fix='pass Accelerator(project_dir="runs/my_run"), another one for each training',
+                fix='pass Accelerator(project_dir="runs/my_run"), one folder per training',
             )
         return Path(folder).expanduser()
 
@@ -295,9 +295,9 @@ class Checkpointer:
         folder = named_folder(self.project_folder("save_state"), NUMBERED, self.project.iteration)
         if not is_absent(folder):
             raise CheckpointError(
-                "there is a checkpoint of this number, of another run or of an earlier one",
+                "a checkpoint with this number already exists",
                 where=str(folder),
-                fix="go on from it with load_state(), or use another project_dir, or set"
+                fix="resume from it with load_state(), use another project_dir, or set"
                 " accelerator.project_configuration.iteration",
             )
         return folder
@@ -311,9 +311,9 @@ class Checkpointer:
         newest = on_rank_0(lambda: newest_in(parent))
         if newest is None:
             raise CheckpointError(
-                "there is no checkpoint",
+                "no checkpoint found",
                 where=str(parent),
-                fix="call load_state() only where save_state() has been called before",
+                fix="call save_state() before load_state()",
             )
         return newest
 
@@ -321,7 +321,7 @@ class Checkpointer:
 def _given(folder: Folder, method: str) -> Path:
     if folder is None:
         raise UsageError(
-            f"{method}() got no folder, and checkpoints are not named automatically",
+            f"{method}() needs a folder, because checkpoints are not named automatically",
             where=f"the script's {method}()",
             fix=f"call {method}(folder), or pass Accelerator(project_config=ProjectConfiguration("
             "project_dir=..., automatic_checkpoint_naming=True))",

@@ -1,4 +1,4 @@
-"""Writes files atomically, on one rank, also those of a model's weights; reads them again."""
+"""Atomic saving of objects and model weights on a single rank, and loading."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def save(
     save_on_each_node: bool = False,
     safe_serialization: bool = False,
 ) -> None:
-    """Write `obj` on rank 0, atomically: a file is replaced in full or not at all.
+    """Save `obj` on rank 0, atomically: a file is replaced completely or not at all.
 
-    What is no file, such as a pipe or /dev/null, is written to.
+    Other targets, such as a pipe or /dev/null, are written to directly.
 
     Args:
+        obj: the object to save; with `safe_serialization`, a state dict.
         f: a path in an existing folder, or an open binary file.
-        save_on_each_node: write on the first rank of each machine instead.
-        safe_serialization: write a state dict with safetensors instead of torch.save. Of names for
-            one and the same tensor only the first is written.
+        save_on_each_node: save on the first rank of each machine instead.
+        safe_serialization: use safetensors instead of torch.save. If a tensor has several names,
+            only the first is written.
 
     Examples:
         >>> import torch
@@ -69,11 +70,11 @@ def _write(obj: Any, file: IO[bytes], safe: bool) -> None:
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Return what torch.save() wrote; see `torch.load`. By default only weights are read.
+    """Load an object saved with torch.save(); see `torch.load`. By default only weights are read.
 
     Args:
         f: a path, or an open binary file.
-        map_location: the device to load tensors on; None is their device when saved.
+        map_location: the device to load tensors on; None uses the device they were saved from.
         kwargs: for torch.load(); `weights_only=False` runs code that the file contains.
 
     Examples:
@@ -87,15 +88,15 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
 
 def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict that safetensors can write: contiguous tensors that share no memory.
+    """Return a state dict that safetensors can write: contiguous tensors without shared memory.
 
-    Of several names for one and the same tensor (tied weights) the first stays, and a warning of
-    the logger of this module names the others. Tensors that share memory in another way are copied.
+    Of several names for the same tensor (tied weights), the first is kept, and the others are
+    logged in a warning. Tensors that share memory in other ways are copied.
     """
     kept: dict[str, Any] = {}
     tensors, storages = set(), set()
     for name, value in state_dict.items():
-        is_sharded = hasattr(value, "full_tensor")  # a DTensor, which has no memory of its own
+        is_sharded = hasattr(value, "full_tensor")  # a DTensor has no storage of its own
         if not isinstance(value, torch.Tensor) or value.numel() == 0 or is_sharded:
             kept[name] = value
             continue
@@ -111,19 +112,19 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         storages.add(storage)
     dropped = [name for name in state_dict if name not in kept]
     if dropped:
-        _logger.warning("Removed shared tensor %s while saving: another name has it", dropped)
+        _logger.warning("Removed shared tensor %s while saving: saved under another name", dropped)
     return kept
 
 
 def original_names(state_dict: Any) -> Any:
-    """Return a state dict without the parts that `torch.compile` adds to names of weights."""
+    """Return a state dict without the prefixes that `torch.compile` adds to names."""
     renamed = {re.sub(r"\b_orig_mod\.", "", name): value for name, value in state_dict.items()}
     return renamed if renamed.keys() != state_dict.keys() else state_dict  # with its _metadata
 
 
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield a file of the same name for each target, which it replaces unless the block fails."""
+    """Yield a temporary file for each target, and rename them on exit unless the block fails."""
     parent, name = targets[0].parent, targets[0].name
     with TemporaryDirectory(".tmp", f".{name}.", parent, ignore_cleanup_errors=True) as folder:
         partials = [Path(folder, target.name) for target in targets]
@@ -164,11 +165,11 @@ def save_weights(
     read_full: Callable[[Any], Any] = lambda tensor: tensor,
     writes: bool = True,
 ) -> None:
-    """Write a state dict into one file, or into several and an index of them; see `save_model`.
+    """Save a state dict to a single file, or to several files with an index; see `save_model`.
 
-    Where tensors are sharded every rank calls this, and the one that `writes` writes; no more of
-    them than those of one file are whole at a time. `read_full` returns a tensor of the state in
-    full, and is called on every rank in the same order.
+    If tensors are sharded, every rank calls this, and only the rank with `writes` writes; at most
+    one file's tensors are gathered at a time. `read_full` gathers a tensor, and is called on every
+    rank in the same order.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)
@@ -197,15 +198,15 @@ def save_weights(
                 _index(dict(zip(names, shards, strict=True)), state), encoding="utf-8"
             )
             wait_for_disk(partials[-1])
-            (folder / index[0]).unlink(missing_ok=True)  # no index before all its files are there
+            (folder / index[0]).unlink(missing_ok=True)  # no index until all its files exist
     _remove_others(folder, name, {*names, *index})
 
 
 def convert_file_size_to_int(size: int | str) -> int:
-    """Return a size in bytes: that of 5000, "5KB" or "4.9KiB" is 5000, 5000 and 5017.
+    """Convert a size such as 5000, "5KB" or "4.9KiB" to bytes: 5000, 5000, 5017.
 
     Raises:
-        UsageError: it is no such size.
+        UsageError: `size` is not a valid size.
 
     Examples:
         >>> from headway.utils import convert_file_size_to_int
@@ -217,9 +218,9 @@ def convert_file_size_to_int(size: int | str) -> int:
     found = _SIZE.fullmatch(str(size))
     if found is None or found[2].upper() not in _UNITS:
         raise UsageError(
-            f"{size!r} is not a size in bytes",
+            f"invalid size {size!r}",
             where="max_shard_size",
-            fix='pass a whole number of bytes, or a text such as "5GB" or "500MiB"',
+            fix='pass an integer number of bytes, or a string such as "5GB" or "500MiB"',
         )
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
@@ -229,7 +230,7 @@ def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> N
         raise UsageError(
             f"{str(folder)!r} is a file",
             where="save_directory",
-            fix="pass a folder, which may be a new one",
+            fix="pass an existing or new folder",
         )
     for name, tensor in state_dict.items():
         if isinstance(tensor, torch.Tensor) and tensor.is_meta:
@@ -240,7 +241,7 @@ def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> N
             )
         if only_tensors and not isinstance(tensor, torch.Tensor):
             raise UsageError(
-                f"{name} is a {type(tensor).__name__}, and safetensors has tensors only",
+                f"{name} is a {type(tensor).__name__}, but safetensors supports only tensors",
                 where="the model that is saved",
                 fix="pass safe_serialization=False",
             )
@@ -273,7 +274,7 @@ def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:
 
 
 def _remove_others(folder: Path, name: str, kept: set[str]) -> None:
-    """Remove the files of an earlier save, which a reader would take for parts of this one."""
+    """Remove files of an earlier save, so that no reader loads them with this one."""
     stem, suffix = map(re.escape, name.rsplit(".", 1))
     earlier = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.{suffix}(\.index\.json)?")
     for path in folder.iterdir():

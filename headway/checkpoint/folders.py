@@ -1,10 +1,10 @@
-"""The folders of checkpoints: a private one is written, and takes its place in one step.
+"""Folders of checkpoints: written under a temporary name, and renamed atomically when complete.
 
-A checkpoint is there once the folder has its name, and never before. Names that begin with a dot
-are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
-of the same name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
-A project has checkpoints in its folder, and in `checkpoints` below it; one run at a time saves to
-it, the one that has locked `.headway-lock` in its folder.
+A checkpoint exists only once its folder has its final name. Names that begin with a dot are
+temporary: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint of the same
+name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
+A project has checkpoints in its folder and in its subfolder `checkpoints`; only the run that has
+locked the project's `.headway-lock` saves to it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from headway.ipc.paths import is_absent
 from headway.ipc.stderr import log, shown
 
 FOLDER = "checkpoints"
-"""Below a project's folder, for checkpoints that the script does not name."""
+"""Subfolder of a project for checkpoints that the script does not name."""
 
 NUMBERED, STEP = "checkpoint_", "step_"
-"""Begin the names that Headway gives: a number follows, of a step with eight digits."""
+"""Prefixes of generated names, followed by a number; steps have eight digits."""
 
 _DIGITS = {NUMBERED: 1, STEP: 8}
 LOCK = ".headway-lock"
@@ -52,18 +52,18 @@ _RENAME_EXCHANGE = 2  # renameat2(2)
 
 
 class Checkpoint(NamedTuple):
-    """A committed checkpoint; its files are not checked."""
+    """A committed checkpoint, without verification of its files."""
 
     path: Path
     manifest: Manifest
 
 
 class Candidate(NamedTuple):
-    """A checkpoint that a run may resume from; its files are not checked."""
+    """A checkpoint to resume from, without verification of its files."""
 
-    saved_at: float  # seconds since the epoch; of the folder, where the manifest cannot be read
+    saved_at: float  # seconds since the epoch; the folder's mtime if the manifest is unreadable
     path: Path
-    manifest: Manifest | None = None  # None: it cannot be read
+    manifest: Manifest | None = None  # None: unreadable
 
 
 # ---------------------------------------------------------------------- write
@@ -72,9 +72,9 @@ class Candidate(NamedTuple):
 def begin(target: Path) -> Path:
     if target.name in ("", ".."):
         raise CheckpointError(
-            "a checkpoint takes the place of its folder, and this one has no name",
+            "a checkpoint replaces its folder, but this path has no name",
             where=str(target),
-            fix="pass the path of a folder below it",
+            fix="pass the path of a subfolder",
         )
     pending = _beside(target, "tmp")
     try:
@@ -84,45 +84,45 @@ def begin(target: Path) -> Path:
         raise CheckpointError(
             f"the checkpoint cannot be written: {error.strerror}",
             where=str(pending),
-            fix="save to a folder that you may write, on a disk that has space",
+            fix="save to a writable folder on a disk with free space",
         ) from None
     return pending
 
 
 def require_shared(pending: Path) -> None:
-    """Require that this rank sees the folder that `begin` made on rank 0."""
+    """Raise CheckpointError if this rank does not see the folder created on rank 0."""
     with suppress(OSError):
-        # so that a network file system asks its server, and does not remember that it was missing
+        # makes a network file system ask its server instead of its cache
         pending.parent.mkdir(parents=True, exist_ok=True)
     if not pending.is_dir():
         raise CheckpointError(
-            "a rank does not see the folder in which rank 0 writes the checkpoint",
+            "a rank cannot see the folder in which rank 0 writes the checkpoint",
             where=str(pending),
-            fix="let all ranks save to the same folder, on a disk that all machines share",
+            fix="save to the same folder on all ranks, on a disk shared by all machines",
         )
 
 
 def commit(pending: Path, target: Path) -> None:
-    """Rename a folder of `begin`, with its manifest, to the checkpoint's name.
+    """Rename a folder created by `begin`, with its manifest, to the checkpoint's name.
 
-    An older checkpoint of this name is replaced in the same step, and removed. If the system
-    refuses, it remains.
+    An older checkpoint of this name is replaced atomically and removed. If renaming fails, it
+    remains.
     """
     try:
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
             _flush(Path(parent))
-        pending.chmod(0o777 & ~_umask())  # as new folders
+        pending.chmod(0o777 & ~_umask())  # permissions of a new folder
         _give_name(pending, target)
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint was written, but cannot take its place: {error.strerror}",
+            f"the checkpoint was written, but cannot be renamed: {error.strerror}",
             where=str(target),
             fix="save to another folder",
         ) from None
 
 
 def _give_name(pending: Path, target: Path) -> None:
-    """Rename `pending` to `target`, and remove the checkpoint that had this name.
+    """Rename `pending` to `target`, and remove an older checkpoint of this name.
 
     If the new name cannot be flushed to disk, the old state is restored.
     """
@@ -130,7 +130,7 @@ def _give_name(pending: Path, target: Path) -> None:
     if is_absent(target):
         os.rename(pending, target)
     elif not target.is_dir() or target.is_symlink():
-        raise OSError(0, "what has this name is not a folder")
+        raise OSError(0, "the target exists and is not a folder")
     elif exchange(pending, target):
         old = pending
     else:
@@ -157,7 +157,7 @@ def _give_name(pending: Path, target: Path) -> None:
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
-    """Give `pending` the files below `target` that are not part of the checkpoint there."""
+    """Link or copy files in `target` that are not part of its checkpoint to `pending`."""
     if not target.is_dir() or target.is_symlink():
         return
     try:
@@ -173,7 +173,7 @@ def keep_unlisted(target: Path, pending: Path) -> None:
                 _link_or_copy(target / path, kept)
     except OSError as error:
         raise CheckpointError(
-            f"a file in the folder of the checkpoint cannot be kept: {error.strerror}",
+            f"cannot keep a file in the checkpoint's folder: {error.strerror}",
             where=str(error.filename or target),
             fix="save to another folder",
         ) from None
@@ -187,7 +187,7 @@ def _link_or_copy(source: Path, copy: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically; return False if the system cannot."""
+    """Exchange the names of two folders atomically; return False if unsupported."""
     if sys.platform != "linux":
         return False
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -198,9 +198,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def recover(target: Path) -> None:
-    """Finish a commit that stopped between its two renames, if `target` is missing.
+    """Finish a commit that was interrupted between its two renames, if `target` is missing.
 
-    The newest whole folder of the two takes the name.
+    The newest complete folder is renamed to `target`.
     """
     if not is_absent(target) or not _siblings(target, "old"):
         return
@@ -210,18 +210,18 @@ def recover(target: Path) -> None:
             whole.append((verify(candidate).saved_at, candidate))
         except CheckpointError as error:
             problem = error.problems[0]
-    if problem and not whole:  # that of the checkpoint that was to be replaced
-        fix = f"move {candidate} away to use the checkpoints before it, if any"
+    if problem and not whole:  # of the checkpoint that was to be replaced
+        fix = f"move {candidate} away to use earlier checkpoints, if any"
         raise CheckpointError(problem.what, where=problem.where, fix=fix)
     try:
         os.rename(max(whole)[1], target)
         _flush(target.parent)
     except OSError as error:
         raise CheckpointError(
-            "a save was cut off when all was written, and the checkpoint cannot be given its name:"
+            "a save was interrupted after writing, and the checkpoint cannot be renamed:"
             f" {error.strerror}",
             where=str(target),
-            fix=f"let a user who may write there run `headway checkpoint verify {target}`",
+            fix=f"run `headway checkpoint verify {target}` as a user with write permission",
         ) from None
 
 
@@ -229,12 +229,12 @@ def recover(target: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a checkpoint or a leftover; return whether it is gone completely.
+    """Remove a checkpoint or a leftover; return whether it was removed completely.
 
-    It is renamed first, so that no part of it can be taken for a whole checkpoint.
+    It is renamed first, so that a partly removed folder does not look like a checkpoint.
     """
     trash = path.with_name(f".trash-{os.urandom(4).hex()}")
-    with suppress(OSError):  # another process was faster, or may not
+    with suppress(OSError):  # removed by another process, or permission denied
         os.rename(path, trash)
         if trash.is_symlink() or not trash.is_dir():
             trash.unlink()
@@ -244,10 +244,10 @@ def remove(path: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]:
-    """Remove all but the newest `keep` checkpoints; return whether each is gone completely.
+    """Remove all but the newest `keep` checkpoints; return whether each was removed completely.
 
-    With `start`, only names that Headway has made with it count. A link is not a checkpoint: it is
-    neither counted nor removed.
+    With `start`, only generated names with this prefix count. Symbolic links are neither counted
+    nor removed.
     """
     paths = [checkpoint.path for checkpoint in own_checkpoints_in(folder)]
     own = [path for path in paths if start is None or _number(path.name, start) is not None]
@@ -255,53 +255,53 @@ def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]
 
 
 def leftovers_in(folder: Path) -> list[Path]:
-    """Return what interrupted saves have left in a folder, sorted."""
+    """Return the leftovers of interrupted saves in a folder, sorted."""
     return sorted(path for path in paths_in(folder) if _LEFT.fullmatch(path.name))
 
 
-# ---------------------------------------------------------------------- look
+# ---------------------------------------------------------------------- list
 
 
 def named_folder(project: Path, start: str, number: int) -> Path:
-    """Return the folder for a checkpoint that Headway names; those of steps sort by their names."""
+    """Return the folder for a checkpoint with a generated name; names of steps sort by step."""
     return project / FOLDER / _name(start, number)
 
 
 def next_number(project: Path) -> int:
-    """Return the number after all used ones, including those of damaged checkpoints."""
+    """Return the next unused number; damaged checkpoints count as used."""
     numbers = (_number(path.name, NUMBERED) for path in paths_in(project / FOLDER))
     return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """Return the committed checkpoints in a folder, the newest last; not damaged ones."""
+    """Return the committed checkpoints with a readable manifest in a folder, the newest last."""
     found = candidates_in(folder)
     return [Checkpoint(item.path, item.manifest) for item in found if item.manifest is not None]
 
 
 def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """Return the committed checkpoints in a folder, without links."""
+    """Return the committed checkpoints in a folder, except symbolic links."""
     return [checkpoint for checkpoint in checkpoints_in(folder) if not checkpoint.path.is_symlink()]
 
 
 def next_time(folder: Path) -> float:
-    """Return now, or a time after all manifests of the project: clocks may be set back."""
+    """Return the current time, or a time after all manifests if the clock was set back."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
 def paths_in(folder: Path) -> list[Path]:
-    """Return the contents of a folder; empty if it is not one."""
+    """Return the paths in a folder; empty if it does not exist."""
     try:
         return [folder / name for name in os.listdir(folder)]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:  # a link to itself; no name of a file
+    except (OSError, ValueError) as error:  # such as a link to itself, or an invalid name
         raise CheckpointError(
             f"the folder cannot be read: {getattr(error, 'strerror', None) or error}",
             where=shown(str(folder)),
-            fix="pass a folder that you may read, or the path of a new one",
+            fix="pass a readable folder or a new path",
         ) from None
 
 
@@ -310,16 +310,16 @@ def _name(start: str, number: int) -> str:
 
 
 def _number(name: str, start: str) -> int | None:
-    """Return the number in a name that `_name` gives; None for any other name."""
+    """Return the number in a name generated by `_name`, or None."""
     digits = name.removeprefix(start)
     is_own = digits.isdecimal() and digits.isascii() and name == _name(start, int(digits))
     return int(digits) if is_own else None
 
 
 def candidates(project: Path) -> list[Candidate]:
-    """Return the checkpoints in a project's folder and in `checkpoints` below, the newest last.
+    """Return the checkpoints in a project's folder and its `checkpoints`, the newest last.
 
-    A folder there whose manifest is damaged counts, with the folder's time.
+    A checkpoint with a damaged manifest is included, with the folder's modification time.
     """
     folders = (project, project / FOLDER)
     for folder in folders:
@@ -328,7 +328,7 @@ def candidates(project: Path) -> list[Candidate]:
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, maybe a damaged one; None if it has none."""
+    """Return the newest checkpoint in a folder, which may be damaged, or None."""
     _finish_commits(folder)
     return next((candidate.path for candidate in reversed(candidates_in(folder))), None)
 
@@ -351,13 +351,13 @@ def candidates_in(folder: Path) -> list[Candidate]:
             manifest = read_manifest(path)
             found.append(Candidate(manifest.saved_at, path, manifest))
         except CheckpointError:
-            if not is_absent(path):  # else it has been removed meanwhile
+            if not is_absent(path):  # else removed meanwhile
                 found.append(Candidate(_time_of(path), path))
     return sorted(found)
 
 
 def _time_of(path: Path) -> float:
-    """Return when a folder was changed; if that cannot be read, later than any other."""
+    """Return a folder's modification time; infinity if it cannot be read."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -365,7 +365,7 @@ def _time_of(path: Path) -> float:
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Return whether a folder has a manifest, or a name that Headway gives: it is damaged then."""
+    """Return whether a folder has a manifest, or a generated name (then it is damaged)."""
     has_own_name = any(_number(path.name, start) is not None for start in _DIGITS)
     return (has_own_name and os.path.isdir(path)) or not is_absent(path / NAME)
 
@@ -377,7 +377,7 @@ def _finish_commits(folder: Path) -> None:
 
 
 def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
-    """Return the newest undamaged checkpoint, and the errors of those after it."""
+    """Return the newest undamaged checkpoint, and the errors of newer checkpoints."""
     faults = []
     for candidate in reversed(found):
         try:
@@ -389,21 +389,21 @@ def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[Checkpoin
     return None, faults
 
 
-# ---------------------------------------------------------------------- one run at a time
+# ---------------------------------------------------------------------- locking
 
 
 class Claim(NamedTuple):
-    """A project's checkpoints are this run's until its process ends, or another run's."""
+    """Result of locking a project's checkpoints for the lifetime of this process."""
 
-    fd: int | None  # of the locked file, which stays open; None: this run does not have them
-    holder: str = ""  # the process of another run that has them
-    problem: str = ""  # why it is not known whether another run has them
+    fd: int | None  # of the locked file, which stays open; None: not locked by this run
+    holder: str = ""  # the process of another run that holds the lock
+    problem: str = ""  # why the lock could not be tested
 
 
 def claim(project: Path) -> Claim:
-    """Lock a project's checkpoints for this process; its children do not keep the lock.
+    """Lock a project's checkpoints for this process; child processes do not inherit the lock.
 
-    Source: fcntl_locking(2). It holds on all machines that share a disk by NFS.
+    Source: fcntl_locking(2). The lock also works between machines that share a disk by NFS.
     """
     import fcntl
 
@@ -418,37 +418,37 @@ def claim(project: Path) -> Claim:
     try:
         found = os.pread(fd, 200, 0).decode(errors="replace")
         if found and not found.startswith(_HOLDER):
-            raise FileExistsError(errno.EEXIST, "it is another program's file")
+            raise FileExistsError(errno.EEXIST, "the file belongs to another program")
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.EAGAIN, errno.EACCES):  # it is locked
             return Claim(None, shown(found) or "a process that is starting")
         return Claim(None, problem=str(error.strerror))
-    with suppress(OSError):  # a full disk: what is there is shown
+    with suppress(OSError):  # on a full disk, the previous contents remain
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{_HOLDER}{os.getpid()} of {platform.node()}".encode(), 0)
     return Claim(fd)
 
 
 def remove_leftovers(project: Path) -> None:
-    """Remove what interrupted saves have left, once the project is claimed.
+    """Remove the leftovers of interrupted saves; the project must be locked.
 
-    What cannot be removed is reported: no run fails for it.
+    Failures are logged, and do not fail the run.
     """
     try:
         left = [path for path in leftovers_in(project / FOLDER) if not remove(path)]
     except CheckpointError as error:
         left = [Path(error.problems[0].where)]
     if left:
-        log(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
+        log(f"note: cannot remove what an interrupted save left: {shown(str(left[0]))}")
 
 
 class SaveStatus(str, Enum):
-    """A checkpoint's state by its manifest and the sizes of its files, not by their bytes.
+    """State of a checkpoint by its manifest and file sizes; checksums are not verified.
 
-    INCOMPLETE: files are missing or have other sizes, or its save has not finished. UNREADABLE:
-    its manifest or a file cannot be read; verifying the checkpoint gives the reason.
+    INCOMPLETE: files are missing or have the wrong size, or the save has not finished. UNREADABLE:
+    the manifest or a file cannot be read; `headway checkpoint verify` reports the reason.
     """
 
     COMPLETE = "complete"
@@ -457,11 +457,11 @@ class SaveStatus(str, Enum):
 
 
 class ListedCheckpoint(NamedTuple):
-    """A checkpoint, or what an interrupted save has left of one."""
+    """A checkpoint, or the leftovers of an interrupted save."""
 
     path: Path
     state: SaveStatus
-    manifest: Manifest | None  # None: there is none that can be read
+    manifest: Manifest | None  # None: missing or unreadable
 
 
 def listed_in(folder: Path) -> list[ListedCheckpoint]:

@@ -1,4 +1,4 @@
-"""Loads a checkpoint on all ranks together: verified as a whole before anything is returned."""
+"""Loads a checkpoint on all ranks together, after verifying all of it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from headway.ipc.paths import is_absent
 
 
 class Loaded(NamedTuple):
-    """A verified checkpoint's values and tensors, as saved; no live object has changed."""
+    """Values and tensors of a verified checkpoint; live objects are unchanged."""
 
     manifest: Manifest
-    shared: dict[str, Any]  # of all ranks
-    own: dict[str, Any] | None  # of this one; None if it has not saved any
+    shared: dict[str, Any]  # shared by all ranks
+    own: dict[str, Any] | None  # of this rank; None if it did not save any
 
 
 Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
 
 
 def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Loaded:
-    """Verify a checkpoint and read all of it; every rank calls this, and all raise together.
+    """Verify and read a checkpoint; every rank calls this, and all ranks raise together.
 
-    `like` gets a saved tensor's name, its facts, and whether it was a DTensor, and returns a tensor
-    of the shape, dtype and placements to load it with. Plain tensors are loaded on the CPU.
+    `like` is called with a saved tensor's name, its meta tensor, and whether it was a DTensor, and
+    returns a tensor with the shape, dtype and placements to load. Plain tensors load on the CPU.
     """
     rank, _ = rank_and_size()
     on_rank_0(lambda: recover(folder))
@@ -47,10 +47,10 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
             raise CheckpointError(
                 "the checkpoint was replaced while it was loaded, or this rank sees another folder"
                 if is_there
-                else "the checkpoint was removed while it was loaded, or this rank does not see it",
+                else "the checkpoint was removed while it was loaded, or this rank cannot see it",
                 where=f"rank {rank}, {folder}",
-                fix="let all ranks load the same folder, on a disk that all machines share, and let"
-                " no other run save or prune there; then load again",
+                fix="load the same folder on all ranks, from a disk shared by all machines, and do"
+                " not save or prune there in another run; then load again",
             )
 
     def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:
@@ -70,7 +70,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
         shared, own, saved, wanted = agree(read)
         tensors = saved.load(wanted)
     except CheckpointError:
-        agree(require_unchanged)  # what another process has removed is not damaged
+        agree(require_unchanged)  # a checkpoint removed by another process is not damaged
         raise
 
     def decoded() -> Loaded:
@@ -83,10 +83,10 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
 
 @contextmanager
 def reading_state(folder: Path) -> Iterator[None]:
-    """Raise CheckpointError where the block finds a state that no save writes."""
+    """Convert errors in the block from malformed state to CheckpointError."""
     try:
         yield
-    except CheckpointError:  # a ValueError, too
+    except CheckpointError:  # a subclass of ValueError
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         why = f"its state cannot be read ({type(error).__name__}: {error})"
@@ -94,16 +94,16 @@ def reading_state(folder: Path) -> Iterator[None]:
 
 
 class SavedWeights(NamedTuple):
-    """The weights of a model in a checkpoint: tensors by their names, and the names of the rest."""
+    """Weights of a model in a checkpoint: tensors by name, and the names of other entries."""
 
     tensors: dict[str, torch.Tensor]
     others: list[str]
 
 
 def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
-    """Verify a checkpoint, and return the weights of one model.
+    """Verify a checkpoint, and return the weights of a model.
 
-    Models are numbered in the order in which they were prepared; None: there is only one.
+    Models are numbered in the order in which they were prepared; None selects the only model.
     """
     loaded = load_checkpoint(folder)
     with reading_state(folder):
@@ -112,9 +112,9 @@ def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
             raise CheckpointError(
                 f"the checkpoint has {len(models)} models",
                 where=str(folder),
-                fix=f"choose one with --model, from 0 to {len(models) - 1}"
+                fix=f"select a model with --model, from 0 to {len(models) - 1}"
                 if models
-                else "export one that was saved with its weights",
+                else "export a checkpoint that includes model weights",
             )
         weights = original_names(models[number or 0])
         tensors = {name: t for name, t in weights.items() if isinstance(t, torch.Tensor)}

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with sizes and checksums, and what wrote them."""
+"""The manifest of a checkpoint: its files with sizes and checksums, and versions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from headway.ipc.typed import plain, read
 
 NAME = "manifest.json"
 FORMAT = 6
-"""The version of the layout of checkpoints. A checkpoint of any other is refused."""
+"""The version of the checkpoint layout; other versions are rejected."""
 
 _BLOCK = 2**20
-_LOOKS = 5  # at a checkpoint that another process replaces while it is read
-_OTHER_CHECKSUM = "its checksum differs from that of when it was written"
+_LOOKS = 5  # attempts to read a checkpoint while another process replaces it
+_OTHER_CHECKSUM = "its checksum does not match"
 
 
 class File(NamedTuple):
-    path: str  # below the checkpoint, with slashes
+    path: str  # relative to the checkpoint, with slashes
     size: int  # bytes
     crc32: int
 
@@ -37,8 +37,8 @@ class Manifest(NamedTuple):
     headway: str  # versions
     torch: str
     python: str
-    saved_at: float  # seconds since the epoch; later than that of older ones in the same folder
-    launched_at: float  # when the launch that saved it began, which restarts keep; 0: none did
+    saved_at: float  # seconds since the epoch; increases within a folder
+    launched_at: float  # start of the launch, unchanged by restarts; 0 without a launcher
     step: int  # optimizer steps done
     epoch: int
     world_size: int
@@ -48,9 +48,9 @@ class Manifest(NamedTuple):
 def describe_files(
     folder: Path, paths: Iterable[str], *, known: Mapping[str, int] = MappingProxyType({})
 ) -> list[File]:
-    """Return these files with their checksums, once they are flushed to disk.
+    """Flush files to disk, and return them with their checksums.
 
-    `known` has the CRC-32 of files that need not be read.
+    `known` contains the CRC-32 of files that need not be read.
     """
     files = []
     for path in paths:
@@ -64,7 +64,7 @@ def describe_files(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a new file, flushed to disk; an OSError names the file."""
+    """Write a value to a new file, and flush it to disk; an OSError names the file."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
         file.flush()
@@ -73,7 +73,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError that has none."""
+    """Add the file name to an OSError without one."""
     try:
         yield
     except OSError as error:
@@ -88,7 +88,7 @@ def _describe(path: str, handle: int) -> File:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, flushed to disk, after all other files."""
+    """Write the manifest after all other files, and flush it to disk."""
     fields = plain(manifest)
     write_json(folder / NAME, fields | {"crc32": _checksum(fields)})
 
@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise _damaged(path, str(error)) from None
 
 
-@lru_cache(maxsize=1024)  # a save looks at the manifests of all checkpoints beside it
+@lru_cache(maxsize=1024)  # a save reads the manifests of all checkpoints in its folder
 def _parsed(data: bytes, path: Path) -> Manifest:
     fields = json.loads(data)
     _require_known_format(fields, path)
@@ -124,7 +124,7 @@ def _parsed(data: bytes, path: Path) -> Manifest:
 
 
 def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
-    """Return the error of a manifest that cannot be read; a ValueError: its path is invalid."""
+    """Return the CheckpointError for an unreadable manifest; ValueError: an invalid path."""
     path = folder / NAME
     if isinstance(error, PermissionError):
         return _closed(path, error)
@@ -132,15 +132,15 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
         return _damaged(path, getattr(error, "strerror", None) or str(error))
     is_folder = os.path.isdir(folder)
     return CheckpointError(
-        "the checkpoint has no manifest" if is_folder else "there is no checkpoint",
+        "the checkpoint has no manifest" if is_folder else "the checkpoint does not exist",
         where=shown(str(path if is_folder else folder)),
-        fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
+        fix="pass the folder of a checkpoint; `headway checkpoint ls` lists them",
     )
 
 
 def _require_known_format(fields: Any, path: Path) -> None:
     if not isinstance(fields, dict) or type(fields.get("format")) is not int:
-        raise ValueError("it has no format number")
+        raise ValueError("the format number is missing")
     if (version := fields["format"]) != FORMAT:
         raise CheckpointError(
             f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
@@ -158,9 +158,9 @@ def read_json(path: Path) -> Any:
 
 
 def verify(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint whose files all exist, unchanged.
+    """Verify that all files of a checkpoint exist and are unchanged; return its manifest.
 
-    If another process replaces the checkpoint meanwhile, the new one is verified.
+    If another process replaces the checkpoint meanwhile, the new checkpoint is verified.
     """
     for _ in range(_LOOKS):
         manifest = read_manifest(folder)
@@ -170,9 +170,9 @@ def verify(folder: Path) -> Manifest:
         if read_manifest(folder) == manifest:
             raise fault
     raise CheckpointError(
-        f"the checkpoint was replaced while it was read, {_LOOKS} times",
+        f"the checkpoint was replaced {_LOOKS} times while it was read",
         where=shown(str(folder)),
-        fix="let no other run save to the same folder meanwhile",
+        fix="do not save to the same folder in another run meanwhile",
     )
 
 
@@ -191,7 +191,7 @@ def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 
 def _problem_with(folder: Path, file: File) -> str:
-    """Return how a file differs from the manifest; empty if it does not."""
+    """Return how a file differs from the manifest, or an empty string."""
     with opened(folder / file.path) as handle:
         size = os.fstat(handle).st_size
         if size != file.size:
@@ -206,7 +206,7 @@ def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def fail(error: OSError) -> None:
-    """Raise an error of os.walk(), which would skip the folder."""
+    """Raise an error of os.walk(), which skips unreadable folders by default."""
     raise error
 
 
@@ -222,7 +222,7 @@ def _closed(path: Path, error: PermissionError) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint cannot be read: {error.strerror}",
         where=shown(str(path)),
-        fix="run it as a user who may read the checkpoint, or let its owner allow it (chmod)",
+        fix="run this as a user with read permission, or ask the owner for it (chmod)",
     )
 
 
@@ -234,5 +234,5 @@ def unusable(what: str, where: Path) -> CheckpointError:
     return CheckpointError(
         what,
         where=shown(str(where)),
-        fix="load another checkpoint: `headway checkpoint ls` lists them",
+        fix="load another checkpoint; `headway checkpoint ls` lists them",
     )

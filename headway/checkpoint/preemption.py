@@ -1,4 +1,4 @@
-"""Saves when it is due, stops when the job has to, and goes on after an interruption."""
+"""Periodic checkpoints, graceful stop on preemption, and resume."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from headway.trackers.tracker_group import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 
 _KEEP = 2
-"""How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""
+"""Number of checkpoints that `checkpoint()` keeps by default; see `total_limit`."""
 
 
 class _Counted:
-    """Holds what counts the epochs of a run, beside the fields of `ResumedRun`."""
+    """Base of `ResumedRun` with its epoch counter, which is not a dataclass field."""
 
     __slots__ = ("_count",)
     _count: Callable[[int], Iterator[int]]
@@ -48,13 +48,13 @@ class _Counted:
 
 @dataclass(frozen=True)
 class ResumedRun(_Counted):
-    """Where training goes on; all are 0 for a fresh start.
+    """Position from which training resumes; all counts are 0 for a fresh start.
 
     Args:
-        epoch: the number of the epoch that goes on, or begins.
-        step: optimizer steps that have been completed.
-        samples: how many samples all ranks together have trained on, those of earlier epochs
-            included. Batches whose sizes nobody knows in advance count as none.
+        epoch: the number of the epoch to resume or start.
+        step: number of completed optimizer steps.
+        samples: number of samples that all ranks together have trained on, including earlier
+            epochs. Batches of unknown size are not counted.
         checkpoint: the folder that was loaded; None for a fresh start.
     """
 
@@ -64,10 +64,13 @@ class ResumedRun(_Counted):
     checkpoint: str | None = None
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left of `total`, from where the run resumes.
+        """Yield the numbers of the remaining epochs of `total`, starting at the resumed epoch.
 
-        For loops over several loaders in one epoch: those that were over are empty, and the one
-        that was cut continues. With one loader `range(run.epoch, total)` is enough.
+        Use this if an epoch loops over several loaders: finished loops are empty, and the
+        interrupted loop continues. With a single loader, `range(run.epoch, total)` is enough.
+
+        Args:
+            total: number of epochs of the training, including those already completed.
 
         Examples:
             >>> import torch
@@ -82,17 +85,17 @@ class ResumedRun(_Counted):
 
 
 class Interval(NamedTuple):
-    """What lies between two checkpoints: optimizer steps, or seconds; neither is no time at all."""
+    """Interval between checkpoints in optimizer steps or seconds; always due without either."""
 
     steps: int | None = None
     seconds: int | None = None
 
 
 class Schedule:
-    """When a save is due, and when to look whether one is; asks no clock and no rank.
+    """Schedule of periodic saves, independent of clock and ranks.
 
     Attributes:
-        check_at: the number of steps before which nothing can be due.
+        check_at: the step before which no save can be due.
     """
 
     def __init__(self) -> None:
@@ -108,13 +111,13 @@ class Schedule:
         return every.seconds is not None and now - self._saved_at >= every.seconds
 
     def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
-        """Note the next step at which something may be due; at `agree_at` the ranks agree."""
+        """Set the next step at which a save may be due; the ranks agree at `agree_at`."""
         self.check_at = agree_at
         if every.steps is not None:
             self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
 
     def saved(self, step: int, now: float) -> None:
-        """Count from here: steps from `step`, seconds from `now`."""
+        """Restart the interval at `step` and `now` (seconds)."""
         self._saved_at_step, self._saved_at = step, now
 
 
@@ -123,10 +126,10 @@ class _NoOptimizerYet:
 
 
 class Preemption:
-    """Lets a training be interrupted: saves in time, leaves on all ranks together, and goes on.
+    """Preemption handling: saves before the deadline, exits on all ranks together, and resumes.
 
-    Signals to stop are noted from the first `checkpoint()` or `should_stop` on, until `release()`.
-    `end` ends the training, before this process leaves.
+    Stop signals are trapped from the first `checkpoint()` or `should_stop` until `release()`.
+    `end` is called to end the training before this process exits.
     """
 
     def __init__(
@@ -140,15 +143,15 @@ class Preemption:
         self._tracking, self._settings, self._end = tracking, settings, end
         self._deadline = settings.run.deadline()
         self._schedule = Schedule()
-        self._every: int | str | None = None  # of the last `checkpoint()`
-        self._interval = Interval()  # that it stands for
-        self._signals: StopSignals | None = None  # from the first time that the script asks
-        self._request = StopRequest.NONE  # that all ranks have agreed on
+        self._every: int | str | None = None  # argument of the last `checkpoint()`
+        self._interval = Interval()  # parsed from `_every`
+        self._signals: StopSignals | None = None  # set by the first `checkpoint()` or `should_stop`
+        self._request = StopRequest.NONE  # agreed on by all ranks
         self._stepping: Any = (_NoOptimizerYet,)  # optimizers
-        self._resumed_with: int | None = None  # how many objects were there in `resume`
-        self._exit_code: int | None = None  # with which this process has been told to leave
-        self._at_end: Callable[[], object] = bool  # what atexit calls, once a checkpoint is due
-        self._report: Callable[[], object] = bool  # at the end of a run that was resumed
+        self._resumed_with: int | None = None  # number of prepared objects in `resume`
+        self._exit_code: int | None = None  # set once this process is exiting
+        self._at_end: Callable[[], object] = bool  # atexit hook for a due checkpoint
+        self._report: Callable[[], object] = bool  # atexit hook of a resumed run
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
 
@@ -211,7 +214,7 @@ class Preemption:
         return run
 
     def _report_at_end(self, path: str | None) -> None:
-        """Let the end of the run report that there was nothing left to train, if so."""
+        """Register an exit hook that reports if the resumed run did not train."""
         atexit.unregister(self._report)
         if path is not None and self._training.optimizers:
             progress = self._training.progress
@@ -230,19 +233,19 @@ class Preemption:
         self._tracking.continue_runs(runs)
 
     def release(self) -> None:
-        """Let signals do what they did before; the last checkpoint has been written."""
+        """Restore the previous signal handlers, after the last checkpoint was written."""
         atexit.unregister(self._at_end)
         self._report()
         atexit.unregister(self._report)
         if self._signals is not None:
             self._signals.release()
 
-    # ------------------------------------------------------------------ is a save due?
+    # ------------------------------------------------------------------ saving
 
     def _checkpoint_now(
         self, every: int | str | None, allow_pickle: bool, wait: bool
     ) -> str | None:
-        if self._exit_code is not None:  # the script has caught what it was to leave by
+        if self._exit_code is not None:  # the script has caught SystemExit
             raise SystemExit(self._exit_code)
         project = self._checkpoints.project_folder("checkpoint")
         if self._signals is None:
@@ -255,9 +258,9 @@ class Preemption:
         self._stepping = self._training.optimizers
         if every is not None and not self._stepping:
             raise UsageError(
-                "checkpoint(every=...) acts between optimizer steps, and no optimizer is prepared",
+                "checkpoint(every=...) saves between optimizer steps, but no optimizer is prepared",
                 where=f"the script's checkpoint(every={every!r})",
-                fix="prepare the optimizer, or ask accelerator.should_stop and call checkpoint()",
+                fix="prepare the optimizer, or check accelerator.should_stop and call checkpoint()",
             )
         step = self._training.steps_done
         is_due, due = self._is_due(step), self._training.run.checkpoint
@@ -282,7 +285,7 @@ class Preemption:
         return folder
 
     def _is_due(self, step: int) -> bool:
-        """Return whether a save is due at this step, and note at which one to look again."""
+        """Return whether a save is due at this step, and schedule the next check."""
         interval, schedule = self._interval, self._schedule
         is_due = schedule.is_due(interval, step)
         if self._request is StopRequest.NONE and (is_due or step >= self._by_steps.next_at):
@@ -299,14 +302,14 @@ class Preemption:
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
         if self._training.world.is_main:
-            with suppress(OSError):  # which the save reports
+            with suppress(OSError):  # reported by the save
                 project.mkdir(parents=True, exist_ok=True)
             self._checkpoints.claim(project.absolute())
         self._checkpoints.save_to(folder, allow_pickle, wait=wait, name=STEP, keep=keep)
         return str(folder)
 
     def _wait_for_earlier(self) -> None:
-        """Wait for a checkpoint that is being written; its failure keeps no job from stopping."""
+        """Wait for the checkpoint being written; if the job must stop, only log its failure."""
         try:
             self._checkpoints.wait_for_checkpoint()
         except CheckpointError as error:
@@ -315,7 +318,7 @@ class Preemption:
             if self._training.world.is_main:
                 log(str(error))
 
-    # ------------------------------------------------------------------ does the job have to stop?
+    # ------------------------------------------------------------------ stopping
 
     def _trap_signals(self) -> StopSignals:
         if self._signals is None:
@@ -348,16 +351,16 @@ class Preemption:
     def _hint(self) -> str:
         settings = self._settings
         if settings.run.resume in (None, *NEWEST):
-            return "run the same command again to go on"
+            return "run the same command again to resume"
         return (
-            f"to go on, run the same command again without resume={settings.run.resume}"
+            f"to resume, run the same command again without resume={settings.run.resume}"
             f" ({settings.where('resume')})"
         )
 
-    # ------------------------------------------------------------------ whose checkpoints are they?
+    # ------------------------------------------------------------------ checks
 
     def _require_resumed(self) -> None:
-        """Refuse to save beside, and in place of, checkpoints that this run does not go on from."""
+        """Raise CheckpointError for checkpoints in the project that this run would replace."""
         from headway.checkpoint.saving import on_rank_0
 
         folder = self._checkpoints.project.project_dir
@@ -367,20 +370,20 @@ class Preemption:
         found = on_rank_0(lambda: [str(candidate.path) for candidate in candidates(project)[-1:]])
         if found:
             raise CheckpointError(
-                "the project folder has checkpoints of an earlier run, which this run does not go"
-                " on from, and its own would take their place",
+                "the project folder has checkpoints of an earlier run that this run did not resume"
+                " from and would replace",
                 where=found[0],
-                fix="call accelerator.resume() after prepare() to go on from it, or pass another"
+                fix="call accelerator.resume() after prepare() to resume from them, or pass another"
                 " project_dir",
             )
 
     def _require_positions(self) -> None:
         if len(self._training.all_loaders) > len(self._training.loaders):
             raise UsageError(
-                "a loader that behaves as Accelerate's does not resume within an epoch",
+                "a loader of headway.compat cannot resume within an epoch",
                 where="the script's resume()",
-                fix="use `from headway import Accelerator`; or load_state() in place of resume(),"
-                " and skip_first_batches() in the epoch that it was saved in",
+                fix="use `from headway import Accelerator`; or load_state() instead of resume(),"
+                " and skip_first_batches() in the epoch in which it was saved",
             )
 
     def _require_prepared_before(self) -> None:
@@ -388,8 +391,8 @@ class Preemption:
         num_later = 0 if self._resumed_with is None else num_objects - self._resumed_with
         if num_later > 0:
             raise UsageError(
-                f"{num_later} objects were prepared or registered after resume(), which could not"
-                " load what a checkpoint has of them",
+                f"{num_later} objects were prepared or registered after resume(), so their saved"
+                " state was not loaded",
                 where="the script's resume()",
                 fix="call accelerator.resume() after every prepare() and"
                 " register_for_checkpointing()",
@@ -405,7 +408,7 @@ def _interval_of(every: int | str | None) -> Interval:
         from headway.settings.setting import Seconds
 
         if not isinstance(every, str):
-            raise ValueError("which is not one of the two")
+            raise ValueError("which is neither")
         if every.isdecimal():
             raise ValueError("which has no unit")
         return Interval(seconds=Seconds(1)(every))
@@ -418,7 +421,7 @@ def _interval_of(every: int | str | None) -> Interval:
 
 
 def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:
-    """Report a run that ends, and does not fail, without a step after its resume."""
+    """Log a note if a resumed run finishes successfully without an optimizer step."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
     if progress.num_trained == num_trained and not has_failed:
         log(f"note: nothing was left to train: no optimizer step after the resume from {path}")
@@ -427,15 +430,15 @@ def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:
 def _start_of(run: ResumedRun, project: Path) -> str:
     if run.checkpoint is None:
         return f"starting from the beginning: no checkpoint in {project}"
-    return f"going on from {run.checkpoint}: epoch {run.epoch}, {run.step} optimizer steps done"
+    return f"resuming from {run.checkpoint} (epoch {run.epoch}, step {run.step})"
 
 
 def _select_checkpoint(
     settings: EffectiveSettings, project: Path, fall_back: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to go on from, None for a fresh start, and lines about those left out.
+    """Return the checkpoint to resume from (None for a fresh start), and lines to log.
 
-    With `fall_back` damaged ones are left out.
+    With `fall_back`, damaged checkpoints are skipped, with a line for each.
     """
     wanted, there = settings.run.resume, candidates(project)
     found = there
@@ -448,10 +451,10 @@ def _select_checkpoint(
     if not found:
         if wanted == LATEST:
             raise CheckpointError(
-                "there is no checkpoint to go on from",
-                where=f"{project}, asked for by {settings.where('resume')}",
-                fix="leave it out: accelerator.resume() goes on from the newest checkpoint where"
-                " there is one, and starts from the beginning where there is none",
+                "no checkpoint to resume from",
+                where=f"{project}, requested by {settings.where('resume')}",
+                fix="remove it: accelerator.resume() resumes from the newest checkpoint if there is"
+                " one, and otherwise starts from the beginning",
             )
         return None, []
     if not fall_back:
@@ -461,19 +464,19 @@ def _select_checkpoint(
         return _select_checkpoint(settings, project, fall_back)
     if whole is None:
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints is whole: "
+            f"all {len(found)} checkpoints are damaged: "
             + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(faults)),
             where=str(project),
             fix="move them away to start from the beginning",
         )
-    return str(whole), [f"left out: {fault.what} ({fault.where})" for fault in _problems(faults)]
+    return str(whole), [f"skipped: {fault.what} ({fault.where})" for fault in _problems(faults)]
 
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
-    """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified."""
+    """Return the run IDs in a checkpoint by tracker; the checkpoint need not be verified."""
     runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
     if not isinstance(runs, dict) or not all(isinstance(run, str) for run in runs.values()):
-        raise unusable("the runs of trackers are not the names of runs, by tracker", path)
+        raise unusable("the file does not map trackers to run IDs", path)
     return runs
 
 
@@ -482,10 +485,10 @@ def _problems(faults: list[CheckpointError]) -> list[Problem]:
 
 
 def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
-    """Return what this launch has saved before it restarted its ranks, the newest last.
+    """Return the checkpoints that this launch saved before it restarted the ranks, newest last.
 
-    A damaged one does not say which launch saved it; it counts if it is newer than another of this
-    launch.
+    A damaged checkpoint does not identify its launch; it counts if it is newer than another
+    checkpoint of this launch.
     """
     if not is_restart() or not settings.run.began_at:
         return []
@@ -495,7 +498,7 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
 
 
 def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
-    """Raise an error that says how to go on, if `path` is damaged; every rank calls this."""
+    """If `path` is damaged, raise an error with a fix; every rank calls this."""
     from headway.checkpoint.saving import on_rank_0
 
     def inspect() -> tuple[bool, bool, Path | None]:
@@ -511,7 +514,7 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     what, fix = problem.what, f"move {path} away to start from the beginning"
     if not is_there:
         what = "the checkpoint was removed while it was loaded"
-        fix = "let no other run save to this project folder, or prune it, and run it again"
+        fix = "do not save to or prune this project folder in another run, then run again"
     elif other is not None:
-        fix = f"accelerator.resume(fall_back=True) goes on from {other}; or move {path} away"
+        fix = f"use accelerator.resume(fall_back=True) to resume from {other}; or move {path} away"
     raise CheckpointError(what, where=problem.where, fix=fix) from None

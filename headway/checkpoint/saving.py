@@ -1,4 +1,4 @@
-"""Saves a checkpoint on all ranks together: it is committed if every rank has written its part."""
+"""Saves a checkpoint on all ranks together, and commits it once every rank has written."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _OF_RANK = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds; values and tensors in lists, tuples and dicts.
+    """Contents of a checkpoint: values and tensors in lists, tuples and dicts.
 
-    `shared` is the same on all ranks, or DTensors, of which each rank has a part.
+    `shared` is the same on all ranks, except for DTensors, of which each rank holds a shard.
     """
 
     shared: Mapping[str, Any]
@@ -68,11 +68,11 @@ def prefix_of(rank: int | None = None) -> str:
 
 
 class Prepared(NamedTuple):
-    target: Path  # the folder that it becomes
-    pending: Path  # the private folder in which it is written
+    target: Path  # the final folder
+    pending: Path  # the temporary folder
     shared: Any  # values of all ranks, as JSON
-    own: Any  # those of this rank
-    tensors: Mapping[str, torch.Tensor]  # those that this rank writes, by name
+    own: Any  # values of this rank
+    tensors: Mapping[str, torch.Tensor]  # written by this rank, by name
     progress: CheckpointProgress
     then: Callable[[], object]
 
@@ -84,17 +84,17 @@ def prepare_checkpoint(
     *,
     then: Callable[[], object] = bool,
 ) -> Prepared:
-    """Return a checkpoint whose tensors are the live ones; every rank calls this.
+    """Prepare a checkpoint that references the live tensors; every rank calls this.
 
-    Files at `target` that no checkpoint lists, such as a script's own, stay.
+    Files at `target` that no checkpoint lists, such as the script's own files, are kept.
 
-    `state` is called on every rank with the folder in which it may write further files of the
-    checkpoint; `then` on rank 0 once the checkpoint is complete.
+    `state` is called on every rank with the folder, to which it may write additional files of the
+    checkpoint; `then` is called on rank 0 once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
 
     name = on_rank_0(lambda: begin(target).name)
-    # absolute, as a hook or the script may change its working directory before all is written
+    # absolute, because a hook or the script may change its working directory
     target = agree(target.absolute)
     pending = target.with_name(name)
     tensors: dict[str, torch.Tensor] = {}
@@ -114,7 +114,7 @@ def prepare_checkpoint(
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
     """Write and commit a checkpoint; every rank calls this, and all return or raise together.
 
-    `group` is the ranks' process group, here and below; None is the default one.
+    `group` is the process group, here and below; None is the default group.
     """
     rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
@@ -147,13 +147,13 @@ def removed_on_failure(pending: Path) -> Iterator[None]:
 
 
 def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether this rank writes (a part of) a tensor; rank 0 writes plain shared ones."""
+    """Return whether this rank writes (a part of) a tensor; rank 0 writes plain shared tensors."""
     is_shared = name.startswith(f"{prefix_of()}.")
     return rank == 0 or not is_shared or isinstance(tensor, DTensor)
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:
-    """Return the files that this rank describes: its own, and on rank 0 those of no rank."""
+    """Return the files that this rank describes: its own, and on rank 0 also common files."""
     files = []
     for path in sorted(files_below(folder)):
         match = _OF_RANK.match(path)
@@ -186,7 +186,7 @@ def commit_files(
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on every rank, and return this rank's result.
 
-    If it failed on a rank, all raise a CheckpointError with the first failure's cause.
+    If it failed on any rank, all ranks raise a CheckpointError with the cause of the first failure.
     """
     result: T | None = None
     failed = None
@@ -211,7 +211,7 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     if size == 1:
         return [value]
     values: list[Any] = [None] * size
-    is_training = group is None  # else the thread that writes calls this
+    is_training = group is None  # else called by the writing thread
     with process_progress().clock.counting(SYNC) if is_training else nullcontext():
         dist.all_gather_object(values, value, group=group)
     return values
@@ -227,5 +227,5 @@ def _error_facts(error: Exception) -> tuple[str, str, str]:
     return (
         f"the checkpoint failed: {cause}",
         f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
-        "older checkpoints still stand; fix the cause, and save again",
+        "fix the cause and save again; older checkpoints are intact",
     )

@@ -1,4 +1,4 @@
-"""Requests to stop, by a signal or a deadline, on which all ranks agree at the same step."""
+"""Stop requests by signal or deadline, and agreement of all ranks on the step to stop at."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from headway.ipc.stderr import log, log_in_handler
 INTERRUPTED = 130
 
 _AGREE_EVERY_S = 0.5
-_GROWTH = 8  # at most, of the steps from one agreement to the next
+_GROWTH = 8  # maximum factor between successive agreement intervals
 _CPU = torch.device("cpu")
 
 
 class StopRequest(IntEnum):
-    """Why the job must stop; the greatest of several counts."""
+    """Why the job must stop; if there are several requests, the greatest counts."""
 
     NONE = 0
     TIME_LIMIT = 1
     SIGUSR1 = 2
-    SIGHUP = 3  # the terminal is closed
+    SIGHUP = 3  # terminal closed
     SIGTERM = 4
     SIGINT = 5
 
@@ -41,10 +41,10 @@ class StopRequest(IntEnum):
 
 
 class StopSignals:
-    """Notes requests to stop: a deadline (of `time.monotonic()`), and signals when trapped.
+    """Records stop requests: trapped signals, and a deadline in `time.monotonic()` seconds.
 
-    The script's earlier handlers are called as well. An ignored signal stays ignored, and a second
-    Ctrl-C has its earlier effect.
+    The script's previous handlers are called as well. Ignored signals stay ignored, and a second
+    Ctrl-C has its previous effect.
     """
 
     def __init__(self, progress: Progress, deadline: float | None = None) -> None:
@@ -59,12 +59,12 @@ class StopSignals:
         return self._came or (StopRequest.TIME_LIMIT if is_late else StopRequest.NONE)
 
     def exit_code(self, request: StopRequest) -> int:
-        """Return the exit code after a request; the launcher itself replaces that of Ctrl-C."""
+        """Return the exit code for a request; the launcher replaces that of Ctrl-C."""
         is_alone = not self._progress.is_connected
         return INTERRUPTED if request is StopRequest.SIGINT and is_alone else STOPPED_AND_SAVED
 
     def trap(self) -> None:
-        """Start to note signals; Python allows this in the main thread only."""
+        """Trap stop signals; Python allows this only in the main thread."""
         before = {stop: signal.getsignal(stop) for stop in signals.STOPS}
         self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
         signals.trap(self._note, *self._before)
@@ -73,13 +73,13 @@ class StopSignals:
         self._progress.send(WillSave())
 
     def may_be_killed(self) -> bool:
-        """Return whether SIGTERM calls nothing else, set before or since, and nothing is saved."""
+        """Return whether SIGTERM has no handler of the script, and no save is in progress."""
         is_ours = signal.getsignal(signal.SIGTERM) == self._note
         is_alone = is_ours and signals.is_default_handler(self._before[signal.SIGTERM])
         return is_alone and not self._progress.is_saving
 
     def release(self) -> None:
-        """Restore the earlier handlers, unless the script has set others since."""
+        """Restore the previous signal handlers unless the script replaced ours."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._note:
                 signals.restore_handlers({number: before})
@@ -87,27 +87,27 @@ class StopSignals:
         self._progress.send(WillSave(False))
 
     def leave(self) -> None:
-        """Ignore further requests while this process exits; a second Ctrl-C acts as before."""
+        """Ignore further requests while this process exits, except a second Ctrl-C."""
         self._came = self.request or StopRequest.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
             signals.restore_handlers({signal.SIGINT: before})
-        atexit.register(self._ignore)  # the last one to be registered is the first to be called
+        atexit.register(self._ignore)  # the last registered handler is called first
 
     def _ignore(self) -> None:
-        """Ignore signals until the process exits; Python calls no handlers while it shuts down."""
+        """Ignore signals until exit, because Python runs no handlers during shutdown."""
         for number in self._before:
             if signal.getsignal(number) == self._note:
                 signals.ignore(number)
 
     def _leave_child(self) -> None:
-        """In a forked child, restore SIGTERM's handler; its parent handles all else."""
+        """Restore SIGTERM's handler in a forked child; its parent handles everything else."""
         before = self._before.get(signal.SIGTERM)
         if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
             signals.restore_handlers({signal.SIGTERM: before})
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a loader's worker serves on until the rank leaves
+        if os.getpid() != self._pid:  # loader workers continue until the rank exits
             return
         before = self._before[number]
         came = StopRequest[signal.Signals(number).name]
@@ -116,7 +116,7 @@ class StopSignals:
         if is_first:
             again = "; Ctrl-C again stops at once" if came is StopRequest.SIGINT else ""
             rank, size = rank_and_size()
-            if_all = ", if all ranks complete it" if size > 1 else ""  # one may have failed
+            if_all = ", if all ranks complete it" if size > 1 else ""  # a rank may have failed
             if rank == 0:
                 log_in_handler(f"{came}: saving and stopping after this step{if_all}{again}")
         is_called = before is not None and not signals.is_default_handler(before)
@@ -125,20 +125,20 @@ class StopSignals:
 
 
 def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
-    """Print on rank 0 what stopped the training, and how to resume it."""
+    """Log on rank 0 why the training stopped, and how to resume it."""
     if rank_and_size()[0] == 0:
         log(f"stopped by {request} after step {step}; saved {saved}; {hint}")
 
 
 class Agreement:
-    """Makes all ranks agree every few units, steps or calls, timed by rank 0's clock."""
+    """Periodic agreement of all ranks every few units (steps or calls), timed by rank 0."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._agreed_at: float | None = None
-        # units of the last agreement (or the first unit), and of the next one
+        # units of the previous (or the first) and the next agreement
         self._unit = self.next_at = 0
-        self._num_asked = 0  # by `ask`
+        self._num_asked = 0  # calls of `ask`
 
     def begin(self, unit: int) -> None:
         self._unit = unit
@@ -156,9 +156,9 @@ class Agreement:
     def agree(
         self, unit: int, request: StopRequest, *, is_due: bool = False
     ) -> tuple[StopRequest, bool]:
-        """Return the agreed request, and whether a save is due; all call this at this unit.
+        """Return the agreed request, and whether a save is due; all ranks call this at `unit`.
 
-        `is_due` counts on rank 0 alone.
+        `is_due` counts only on rank 0.
         """
         now, before, units = time.monotonic(), self._agreed_at, unit - self._unit
         self._agreed_at, self._unit = now, unit

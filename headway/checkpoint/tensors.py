@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint, by torch.distributed.checkpoint (DCP), for any number of ranks.
+"""The tensors of a checkpoint, saved by torch.distributed.checkpoint (DCP), for any world size.
 
-DCP's own index, `.metadata`, is a pickle: it is written for DCP alone, and never read here. The
-same index is beside it as JSON.
+DCP's index, `.metadata`, is a pickle: it is written for DCP only, and never read here. The same
+index is also written as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from headway.ipc.typed import read
 
 INDEX = "index.json"
 _BUFFER = 2**20  # bytes
-_SMALL = 2**18  # bytes, whose checksum takes no longer than the start of a thread
+_SMALL = 2**18  # bytes; checksumming fewer is faster than starting a thread
 
 
 class Part(NamedTuple):
@@ -51,13 +51,13 @@ class Part(NamedTuple):
     sizes: tuple[int, ...]
     file: str  # in the same folder
     start: int  # byte in the file
-    length: int  # bytes, with torch.save's own
+    length: int  # bytes, including torch.save's header
 
 
 class TensorEntry(NamedTuple):
-    """A tensor, whose parts together have all its elements."""
+    """A saved tensor; its parts together contain all elements."""
 
-    dtype: str  # the name that it has in torch
+    dtype: str  # its name in torch
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
 
@@ -69,10 +69,11 @@ class Index(NamedTuple):
 def save_tensors(
     tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None
 ) -> dict[str, int]:
-    """Write tensors into a new folder; every rank calls this, with the same or other names.
+    """Write tensors to a new folder; every rank calls this, with the same or different names.
 
-    The lowest rank writes a tensor that several have; DTensors are written in parts. Returns the
-    CRC-32 of each file of this rank, with the two indexes on rank 0; maybe not on disk yet.
+    A tensor on several ranks is written by the lowest of them; DTensors are written in parts.
+    Returns the CRC-32 of each file written by this rank, including the indexes on rank 0; the files
+    may not be flushed to disk yet.
     """
     writer = _Writer(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
@@ -92,15 +93,15 @@ def save_tensors(
         raise CheckpointError(
             f"rank {rank} could not write its tensors: {cause.strerror or cause}",
             where=str(cause.filename or folder),
-            fix="see that the disk works and has space, or save elsewhere; older checkpoints"
-            " still stand",
+            fix="check that the disk works and has free space, or save elsewhere; older checkpoints"
+            " are intact",
         ) from None
-    # the index is written by another name first
+    # the index is first written under a temporary name
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
 
 
 class _Writer(FileSystemWriter):
-    """Writes the index of DCP, and the same one as JSON."""
+    """Writes DCP's index, and the same index as JSON."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
@@ -123,13 +124,13 @@ class _ChecksummedFiles(FileSystem):
             except Exception:
                 if stream.failure is None:
                     raise
-                # torch.save raises another error where a write has failed
+                # torch.save hides the error of a failed write
                 raise stream.failure from None
             self.checksums[Path(path).name] = stream.crc
 
 
 class _Buffered(io.BufferedWriter):
-    """Keeps small tensors together: torch.save flushes its file after each one."""
+    """Combines writes of small tensors: torch.save flushes its file after each."""
 
     def flush(self) -> None:
         pass
@@ -141,7 +142,7 @@ class _Buffered(io.BufferedWriter):
 
 
 class _Checksummed(io.RawIOBase):
-    """A file whose large blocks are checksummed while the system writes them."""
+    """A file that checksums large blocks while they are written."""
 
     def __init__(self, raw: IO[Any]) -> None:
         self._raw = raw
@@ -154,7 +155,7 @@ class _Checksummed(io.RawIOBase):
             self._check(data)
             self._write(data)
             return len(data)
-        # not of a pool: at the end of the interpreter none takes work
+        # not a thread pool, which accepts no work during interpreter shutdown
         checking = Thread(target=self._check, args=(data,))
         checking.start()
         try:
@@ -186,17 +187,17 @@ class _Checksummed(io.RawIOBase):
 
 
 class SavedTensors:
-    """The tensors of `save_tensors`; `facts` has each without data, on device "meta"."""
+    """The tensors in a folder of `save_tensors`; `facts` contains them as meta tensors."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._index, self.facts = _index_in(folder)
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return new tensors with the saved values; every rank calls this.
+        """Load tensors with the shape, dtype and placements of `wanted`; every rank calls this.
 
-        They have the shape, dtype and placements of the wanted ones; plain ones are on the CPU. All
-        ranks raise for a damaged folder; for a tensor that does not fit, this rank alone.
+        Plain tensors are loaded on the CPU. All ranks raise for a damaged folder; only this rank
+        raises for a tensor that does not match.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.facts.get(name), self._folder)
@@ -224,7 +225,7 @@ class SavedTensors:
 def _single_process_quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        # of DCP's own code, to torch 2.8
+        # raised by DCP up to torch 2.8
         warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
         yield
 
@@ -234,9 +235,9 @@ def _require_match(
 ) -> None:
     if saved is None:
         raise CheckpointError(
-            f"the checkpoint has no {name!r}, which this run has",
+            f"{name!r} of this run is missing in the checkpoint",
             where=str(folder),
-            fix="load a checkpoint of the same models, optimizers and schedulers",
+            fix="load a checkpoint with the same models, optimizers and schedulers",
         )
     if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
         raise CheckpointError(
@@ -279,7 +280,7 @@ def _index_of(metadata: Metadata, results: list[list[WriteResult]]) -> Index:
 
 
 def _metadata_of(index: Index) -> Metadata:
-    """Return DCP's form of the index; `_StorageInfo` is a private name of torch."""
+    """Convert the index to DCP's format; `_StorageInfo` is private in torch."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     tensors: dict[str, Any] = {}
@@ -305,7 +306,7 @@ def _dtype(entry: TensorEntry) -> torch.dtype:
 
 
 def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
-    """Return the index of a folder, and each tensor without data."""
+    """Read the index of a folder; return it with the meta tensors."""
     path = folder / INDEX
     try:
         index = read(Index, json.loads(path.read_bytes()))
@@ -313,7 +314,7 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
         files = {part.file for entry in index.tensors.values() for part in entry.parts}
         size = sum(_size_of(folder, name) for name in files)
         if (needed := sum(fact.nbytes for fact in facts.values())) > size:
-            raise ValueError(f"its tensors need {needed} bytes, and its files have {size}")
+            raise ValueError(f"its tensors need {needed} bytes, but its files have {size}")
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise _damaged(path, why) from None
@@ -321,22 +322,22 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
 
 
 def _fact(name: str, entry: TensorEntry) -> torch.Tensor:
-    """Return a tensor without data, if its parts have all its elements."""
+    """Return a meta tensor after checking that the parts contain all elements."""
     fact = torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
     for part in entry.parts:
         places = zip(part.offsets, part.sizes, entry.shape, strict=True)
         if any(min(at, size) < 0 or at + size > whole for at, size, whole in places):
-            raise ValueError(f"a part of {name} is outside of it")
+            raise ValueError(f"a part of {name} is out of bounds")
     if (found := sum(math.prod(part.sizes) for part in entry.parts)) != fact.numel():
         raise ValueError(f"the parts of {name} have {found} elements, not {fact.numel()}")
     return fact
 
 
 def _size_of(folder: Path, name: str) -> int:
-    """Return the size of a file, which is no link and no pipe, and in this folder itself."""
+    """Return the size of a regular file in this folder; ValueError for anything else."""
     status = os.lstat(folder / name)
     if os.path.basename(name) != name or not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{name!r} is not a file beside it")
+        raise ValueError(f"{name!r} is not a file in the same folder")
     return status.st_size
 
 

@@ -1,7 +1,7 @@
-"""The state of a whole training, part by part: what a checkpoint holds, and how it is put back.
+"""Collect the state of a training for a checkpoint, and restore it, part by part.
 
-Each part has `state_dict()`, as torch's Stateful has, a check that changes nothing, and
-`load_state_dict()`, which comes after the checks of all parts.
+Each part has `state_dict()`, as in torch's Stateful, `check()`, which changes nothing, and
+`load_state_dict()`, which runs after the checks of all parts.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ _NO_OWN: dict[str, Any] = {
     "positions": (),
 }
 _WITHHELD = (
-    "note: gradients of a sharded model that no_sync() withholds are not saved: a run that resumes"
-    " between two micro-batches lacks them. Use accelerator.accumulate(model), or save after the"
-    " optimizer step"
+    "note: gradients of a sharded model in no_sync() are not saved: a run that resumes between two"
+    " micro-batches loses them. Use accelerator.accumulate(model), or save after the optimizer step"
 )
 _WRAPPED = r"\b(module|_orig_mod)\."
 _NOT_WRAPPED = (
-    "make and register it with the model as it is without the wrapper of several ranks, in the run"
-    " that saves as well: AveragedModel(accelerator.unwrap_model(model))"
+    "create and register it with the unwrapped model, also in the run that saves:"
+    " AveragedModel(accelerator.unwrap_model(model))"
 )
 _SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
 
@@ -68,10 +67,10 @@ def state_of(
     *,
     allow_pickle: bool,
 ) -> Contents:
-    """Return what a checkpoint holds; it is not copied.
+    """Return the contents of a checkpoint, without copying tensors.
 
-    `weights` are the state dicts of those models that it holds, and `own_buffers` what
-    `own_buffers_of` has returned for them.
+    `weights` are the state dicts of the models to save, and `own_buffers` the result of
+    `own_buffers_of` for them.
     """
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
     shared |= {
@@ -84,9 +83,9 @@ def state_of(
 
 
 class SavedState:
-    """A verified checkpoint, whose parts are about to become those of a training.
+    """A verified checkpoint to restore into a training.
 
-    `strict`: a model's weights must have the names that the checkpoint has.
+    `strict`: the names of a model's weights must match the checkpoint.
     """
 
     def __init__(
@@ -107,27 +106,27 @@ class SavedState:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """What this rank has of its own; with another number of ranks, nothing."""
+        """This rank's own state; empty if the number of ranks differs."""
         return self._own or _NO_OWN
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
-        """Raise CheckpointError unless a fact is the same in this run."""
+        """Raise CheckpointError unless the saved and live values are equal."""
         if saved != live:
             raise self.misfit(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
 
     def misfit(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint does not fit this run: {what}", where=str(self.folder), fix=fix
+            f"the checkpoint does not match this run: {what}", where=str(self.folder), fix=fix
         )
 
     def check(self) -> None:
-        """Raise CheckpointError unless all but the models fits the training; nothing changes."""
+        """Raise CheckpointError unless all parts except the models match; nothing changes."""
         with reading_state(self.folder):
             for part in self._parts:
                 part.check(self)
 
     def check_models(self, models: Sequence[torch.nn.Module]) -> None:
-        """Raise CheckpointError unless the weights fit these models, which stay as they are."""
+        """Raise CheckpointError unless the weights match these models; nothing changes."""
         all_live = [model.state_dict() for model in models]
         with reading_state(self.folder):
             saved = self.shared["models"]
@@ -138,13 +137,13 @@ class SavedState:
                 self._check_weights(f"model {number}", weights, live)
 
     def require_names(self, what: str, saved: Weights, live: Weights) -> None:
-        """Raise CheckpointError unless a module has the names that were saved."""
+        """Raise CheckpointError unless a module's names match the saved names."""
         if live.keys() != saved.keys():
             name = min(live.keys() ^ saved.keys(), key=str)
             place = "the checkpoint" if name in saved else "this run"
             one, other = ({re.sub(_WRAPPED, "", key) for key in each} for each in (saved, live))
             fix = _SAME_OBJECTS if one != other else _NOT_WRAPPED
-            raise self.misfit(f"of {what}, only {place} has {name!r}", fix)
+            raise self.misfit(f"{name!r} of {what} exists only in {place}", fix)
 
     def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
         for name in live.keys() & saved.keys():
@@ -153,27 +152,27 @@ class SavedState:
                 self.require_equal(f"{name!r} of {model}", *facts)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
-        """Give the training the state of the checkpoint, and these models their weights.
+        """Restore the state of the training, and the weights of these models.
 
-        Where a `load_state_dict` fails on any rank, it is a UsageError on all.
+        If a `load_state_dict` fails on any rank, all ranks raise UsageError.
         """
         part, failed, cause = "", "", None
         try:
-            for part in self._give(models):  # noqa: B007  its name, should it fail
+            for part in self._give(models):  # noqa: B007  used if it fails
                 pass
         except Exception as error:  # noqa: BLE001  a class of the script may raise anything
-            failed, cause = f"{part} did not take its state: {type(error).__name__}: {error}", error
+            failed, cause = f"{part} cannot load its state: {type(error).__name__}: {error}", error
         for rank, what in enumerate(gather_object([failed])):
             if what:
                 raise UsageError(
-                    f"load_state() has changed a part of the training only: {what}",
+                    f"load_state() failed with the training only partly restored: {what}",
                     where=f"rank {rank}, {self.folder}",
-                    fix="repair its load_state_dict(), and start the script again: from here on it"
-                    " would train with a mixture of two states",
+                    fix="fix its load_state_dict() and restart the script, which would otherwise"
+                    " train with a mixture of two states",
                 ) from cause
 
     def _give(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
-        """Give each part its state; yield the name of each before that."""
+        """Restore each part; yield its name before."""
         pairs = zip(models, self.shared["models"], strict=True)
         for number, (model, weights) in enumerate(pairs):
             yield f"model {number}"
@@ -183,7 +182,7 @@ class SavedState:
 
 
 class _Part:
-    """A part of the state of a training; `name` is what a checkpoint calls it, if all share it."""
+    """A part of the state of a training; `name` is its key in shared state."""
 
     name: ClassVar[str]
 
@@ -195,18 +194,18 @@ class _Part:
 
 
 class _Objects(_Part):
-    """A part that consists of several objects, in a certain order."""
+    """A part that consists of an ordered list of objects."""
 
     noun: ClassVar[str]
-    way: ClassVar[str] = ""  # code that sets a hyperparameter
+    way: ClassVar[str] = ""  # template of code that sets a hyperparameter
 
     def live(self) -> Sequence[Any]:
         raise NotImplementedError
 
     def pairs(self, checkpoint: SavedState) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the name, the saved state and the live one of each object.
+        """Yield the name, the saved state and the live object of each object.
 
-        There must be as many in this run, and of the same classes.
+        Raises CheckpointError unless this run has as many objects, of the same classes.
         """
         all_saved, all_live = checkpoint.shared[self.name], self.live()
         checkpoint.require_equal(f"number of {self.name}", len(all_saved), len(all_live))
@@ -220,14 +219,14 @@ class _Objects(_Part):
             pass
 
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
-        """Report the script's hyperparameters that are replaced, and note those before them."""
+        """Report the script's hyperparameters that the checkpoint replaced, and record `before`."""
         for line in replaced(one.hyperparameters, before, loaded, self.way):
             self._training.run.report(line)
         one.hyperparameters = before
 
 
 class Optimizers(_Objects):
-    """What optimizers remember, and how often they have stepped."""
+    """State and step counts of the optimizers."""
 
     name, noun = "optimizers", "optimizer"
     way = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
@@ -250,7 +249,7 @@ class Optimizers(_Objects):
         ]
 
     def check(self, checkpoint: SavedState) -> None:
-        """Refuse also other groups of parameters, and other parameters in them."""
+        """Raise CheckpointError also if parameter groups or their parameters differ."""
         names = _names_of_parameters(self._training)
         for name, saved, live in self.pairs(checkpoint):
             groups = saved["parameters"], _parameters_of(live, names)
@@ -259,7 +258,7 @@ class Optimizers(_Objects):
             pairs = zip(*map(chain.from_iterable, groups), strict=True)
             for number, (ours, other) in enumerate(pairs):
                 if not checkpoint.strict or None in (ours[0], other[0]):
-                    ours, other = ours[1:], other[1:]  # parameters of no model have no names
+                    ours, other = ours[1:], other[1:]  # parameters outside of models have no names
                 checkpoint.require_equal(f"parameter {number} of {name}", ours, other)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -301,7 +300,7 @@ class Schedulers(_Objects):
 
 
 class RegisteredObjects(_Objects):
-    """What the script has registered."""
+    """State of the objects that the script has registered."""
 
     name, noun = "objects", "registered object"
 
@@ -326,9 +325,9 @@ class RegisteredObjects(_Objects):
             return saved["state"]
         if not checkpoint.allow_pickle:
             raise CheckpointError(
-                "a registered object was pickled, and to load it can run any code in the file",
+                "a registered object was pickled, and unpickling can run arbitrary code",
                 where=str(checkpoint.folder),
-                fix="if you trust who wrote it, load_state(..., allow_pickle=True)",
+                fix="if you trust the source of the file, use load_state(..., allow_pickle=True)",
             )
         return pickle.loads(saved["pickle"])
 
@@ -339,7 +338,7 @@ class RegisteredObjects(_Objects):
 
 
 class LossScale(_Part):
-    """fp16's loss scale, and with which precision the run computes."""
+    """The mixed precision of the run, and the loss scale for fp16."""
 
     name = "precision"
 
@@ -353,7 +352,7 @@ class LossScale(_Part):
         fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
         checkpoint.require_equal("mixed_precision", name, live.name, fix=fix)
         parts = (sorted(state) for state in (saved["state"], live.state_dict()))
-        checkpoint.require_equal("parts of the loss scale", *parts)
+        checkpoint.require_equal("state of the loss scale", *parts)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the loss scale"
@@ -361,7 +360,7 @@ class LossScale(_Part):
 
 
 class OpenStep(_Part):
-    """Where in an optimizer step the training stands."""
+    """Position within a gradient accumulation step."""
 
     name = "accumulation"
 
@@ -369,7 +368,7 @@ class OpenStep(_Part):
         return self._training.accumulation.state_dict()
 
     def check(self, checkpoint: SavedState) -> None:
-        """Require that this run can go on between two optimizer steps."""
+        """Raise CheckpointError if this run cannot resume within an accumulation step."""
         saved = checkpoint.shared[self.name]
         if saved["micro_batches"] or saved["num_backward"]:
             ranks = checkpoint.saved_by, rank_and_size()[1]
@@ -379,8 +378,8 @@ class OpenStep(_Part):
             self._require(checkpoint, "gradient_accumulation_steps", *steps)
 
     def _require(self, checkpoint: SavedState, setting: str, saved: int, live: int) -> None:
-        what = f"{setting}, as it was saved between two optimizer steps"
-        fix = f"set {setting} to {saved}, or load one that was saved after an optimizer step"
+        what = f"{setting} (it was saved between two optimizer steps)"
+        fix = f"set {setting} to {saved}, or load a checkpoint saved after an optimizer step"
         checkpoint.require_equal(what, saved, live, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -389,7 +388,7 @@ class OpenStep(_Part):
 
 
 class Positions(_Part):
-    """Where loaders stand, and the generators of the rank, as they were there."""
+    """Positions of the loaders, and this rank's random generators."""
 
     name = "loaders"
 
@@ -409,8 +408,8 @@ class Positions(_Part):
             if is_within and promised != (None, None):
                 total = position["total"] * checkpoint.shared["accumulation"]["steps"]
                 here = loader.total_batch_size * self._training.accumulation.steps
-                what = "samples in an optimizer step, in the middle of an epoch"
-                fix = f"pass Accelerator(global_batch_size={total}), or load one of an epoch's end"
+                what = "samples per optimizer step within an epoch"
+                fix = f"pass Accelerator(global_batch_size={total}), or load one at an epoch's end"
                 checkpoint.require_equal(what, total, here, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -429,14 +428,14 @@ class Positions(_Part):
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
     def _positions(self, checkpoint: SavedState) -> list[dict[str, Any]]:
-        """Return where loaders stood: this rank's own where each rank reads its own data."""
+        """Return the loaders' positions: this rank's own if each rank reads its own data."""
         shared = checkpoint.shared[self.name]["positions"]
         own = checkpoint.own["positions"] or [None] * len(shared)
         return [mine or theirs for mine, theirs in zip(own, shared, strict=True)]
 
 
 class OtherLoaders(_Part):
-    """Loaders that do not resume at their positions by themselves: those of `headway.compat`."""
+    """State of the loaders of `headway.compat`, which do not resume by position."""
 
     name = "other loaders"
 
@@ -450,7 +449,7 @@ class OtherLoaders(_Part):
 
     def check(self, checkpoint: SavedState) -> None:
         saved, live = checkpoint.shared[self.name], self._loaders
-        what, fix = "number of loaders of headway.compat", "use the same Accelerator, and as many"
+        what, fix = "number of loaders of headway.compat", "use the same Accelerator and loaders"
         checkpoint.require_equal(what, len(saved), len(live), fix=fix)
         if any(loader["state"] for loader in saved):
             ranks = checkpoint.saved_by, rank_and_size()[1]
@@ -468,7 +467,7 @@ _SHARED: tuple[type[_Part], ...] = (
 
 
 class RankState(_Part):
-    """What each rank has of its own: generators, tokens, buffers, gradients of an open step."""
+    """State per rank: generators, tokens, buffers, and gradients of an open step."""
 
     def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.has_gradients
@@ -487,10 +486,9 @@ class RankState(_Part):
         }
 
     def check(self, checkpoint: SavedState) -> None:
-        """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
         own, models = checkpoint.own, self._training.inner_models
         if own["generators"] is not None and not are_generator_states(own["generators"]):
-            why = "it has states of generators that are none"
+            why = "it contains invalid generator states"
             raise unusable(f"the checkpoint is damaged: {why}", checkpoint.folder)
         if own["gradients"]:
             parameters = [own_part(p) for p in _parameters(self._training)]
@@ -501,8 +499,7 @@ class RankState(_Part):
                 _require_shapes(checkpoint, "buffers", buffers, live)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
-        """Change the training; yield a name before that."""
-        yield "what each rank has of its own"
+        yield "the state of the rank"
         training, own = self._training, checkpoint.own
         training.accumulation.tokens = own["tokens"]
         parameters = _parameters(training)
@@ -517,7 +514,7 @@ class RankState(_Part):
             training.strategy.set_broadcast_buffers(prepared, are_spread)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
-        """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
+        """Return each model's own buffers, and whether rank 0's are broadcast next."""
         return checkpoint.own["buffers"] or [((), True)] * len(self._training.models)
 
 
@@ -530,33 +527,32 @@ def _require_shapes(
     pairs = zip(saved, live, strict=False)
     have_shapes = all(ours is None or ours.shape == other.shape for ours, other in pairs)
     if len(saved) != len(live) or not have_shapes:
-        raise checkpoint.misfit(f"the {what} are those of other models, or of another strategy")
+        raise checkpoint.misfit(f"the {what} belong to other models or another strategy")
 
 
 def parts_of(training: Training) -> list[Any]:
-    """Return the parts of the state of a whole training, but for the weights of models."""
+    """Return the parts of a training's state, except the model weights."""
     kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, OpenStep, RankState]
     kinds += [OtherLoaders, Positions]  # generators are restored last
     return [kind(training) for kind in kinds]
 
 
 def kind_of(obj: Any) -> str:
-    """Return the name of an object's class; for SequentialLR also `(LinearLR, StepLR)`, its parts.
+    """Return an object's class name, such as `SequentialLR(LinearLR, StepLR)`.
 
-    ChainedScheduler also has them. The module is not part of the name: a class moves to another
-    file, and the script's own module is `__main__` in one run and has a name in another.
+    The module is not part of the name, because a class may move to another file, and the script's
+    own module may be `__main__` in one run but not in another.
     """
     if isinstance(obj, PreparedOptimizer | PreparedScheduler):
         return kind_of(obj.optimizer if isinstance(obj, PreparedOptimizer) else obj.scheduler)
     name = type(obj).__name__
     if isinstance(obj, SequentialLR | ChainedScheduler):
-        parts = vars(obj)["_schedulers"]  # as their state_dict() calls them
+        parts = vars(obj)["_schedulers"]  # a key of their state_dict()
         name += f"({', '.join(map(kind_of, parts))})"
     return name
 
 
 def _names_of_parameters(training: Training) -> dict[int, str]:
-    """Return the names of the models' parameters, by their ids."""
     return {
         id(parameter): f"{number}.{name}"
         for number, model in enumerate(training.inner_models)
@@ -565,7 +561,7 @@ def _names_of_parameters(training: Training) -> dict[int, str]:
 
 
 def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[Any]:
-    """Return the name and the shape of each parameter, by group."""
+    """Return the name and the shape of each parameter by group."""
     return [
         [[names.get(id(p)), [*p.shape]] for p in group["params"]]
         for group in optimizer.param_groups
@@ -573,12 +569,12 @@ def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> li
 
 
 def shard_like(training: Training) -> Like:
-    """Return what says how a tensor of a checkpoint is spread over the ranks: as in this training.
+    """Return the `like` of `load_checkpoint` that shards tensors as in this training.
 
-    A parameter that is a DTensor, the optimizer's states of its shape, and what a registered object
-    has as a DTensor are loaded in parts. So is all else that was saved as one: as parameters are.
+    DTensor parameters, optimizer states of their shape, and DTensors of registered objects keep
+    their placements. Other tensors that were saved as DTensors are placed like the parameters.
     """
-    sharded: dict[str, DTensor] = {}  # by the names that `encode` gives
+    sharded: dict[str, DTensor] = {}  # by the names generated by `encode`
     for number, model in enumerate(training.inner_models):
         for name, value in model.state_dict().items():
             if isinstance(value, DTensor):
@@ -591,7 +587,7 @@ def shard_like(training: Training) -> Like:
     parameter = next(iter(sharded.values()), None)
     for number, obj in enumerate(training.registered if sharded else ()):
         tensors: dict[str, torch.Tensor] = {}
-        with suppress(Exception):  # it may have no state yet
+        with suppress(Exception):  # there may be no state yet
             encode(obj.state_dict(), f"shared.objects.{number}.state", tensors)
         sharded |= {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
@@ -616,10 +612,10 @@ def _parameters(training: Training) -> list[torch.nn.Parameter]:
 
 
 def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
-    """Return for each model the buffers that are not rank 0's; every rank calls this.
+    """Return each model's buffers that differ from rank 0's; every rank calls this.
 
-    DDP gives all ranks rank 0's before most forward passes, in which each then changes its own.
-    None stands in place of each buffer that is rank 0's; a rank that is alone has none.
+    DDP broadcasts rank 0's buffers before most forward passes, in which each rank then changes its
+    own. Buffers equal to rank 0's are None; with a single rank the result is empty.
     """
     if rank_and_size()[1] == 1:
         return []
@@ -654,12 +650,12 @@ def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
             f"the state of a registered {type(obj).__name__} cannot be pickled:"
             f" {type(error).__name__}: {error}",
             where=f"{type(obj).__qualname__}.state_dict()",
-            fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts",
+            fix="return only tensors, numbers, strings, lists, tuples and dicts from state_dict()",
         ) from None
 
 
 def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a parameter from the part of it that this rank had."""
+    """Return a parameter's gradient from this rank's saved shard."""
     if not isinstance(parameter, DTensor):
         return saved.to(parameter.device)
     return DTensor.from_local(

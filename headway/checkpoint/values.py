@@ -1,6 +1,6 @@
-"""Python values as JSON: what state dicts hold beside tensors, which are kept by name.
+"""Encode the Python values of state dicts as JSON; tensors are stored separately by name.
 
-Whatever JSON has no form for is an object with one key that names its kind:
+Types without a JSON equivalent are encoded as an object with a single key for the type:
 `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"counter": [[key, count], ...]}`,
 `{"tensor": NAME}`, `{"sharded": NAME}` (a DTensor), `{"array": NAME}` (numpy),
 `{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`.
@@ -23,7 +23,7 @@ from headway.errors import CheckpointError
 
 Json = Any
 _DEEPEST = 100
-"""Lists, tuples, sets and dicts in each other; Python reads several times as many."""
+"""Maximum nesting of lists, tuples, sets and dicts, well below the limit of Python's reader."""
 _LONGEST_NAME = 80  # characters in a message
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -31,9 +31,11 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
     """Return a value as JSON, and add its tensors and arrays to `tensors`.
 
-    It consists of None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists,
-    tuples, sets and dicts. A tensor's name is `name` and its path in the value. Other objects,
-    cycles, and values nested too deeply to be read again are refused.
+    Supported are None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists,
+    tuples, sets and dicts. A tensor's name is `name` followed by its path in the value.
+
+    Raises:
+        CheckpointError: the value contains other objects or cycles, or is nested too deeply.
     """
     return _encode(value, name, tensors, 0)
 
@@ -62,9 +64,9 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
 
 
 def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a tensor that is dense, has data, and is of torch's own class; refuse others.
+    """Return the tensor if it is dense, has data, and is not a subclass, else CheckpointError.
 
-    torch may write the others, but reads them only with pickle.
+    torch can save other tensors, but loads them only with pickle.
     """
     odd = ""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, DTensor):
@@ -76,19 +78,18 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     elif tensor.is_quantized:
         odd = "a quantized tensor"
     elif tensor.is_meta:
-        odd = "a tensor without data, on the device meta"
+        odd = "a meta tensor, without data"
     if odd:
         raise CheckpointError(
             f"{name} is {odd}, which cannot be saved",
             where="the state_dict() that it comes from",
-            fix="let state_dict() return dense tensors with data, such as the parts that it is "
-            "made of",
+            fix="return dense tensors with data from state_dict(), such as its components",
         )
     return tensor
 
 
 def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Tensor]) -> str:
-    """Add a tensor by this name, or by a longer one if the name is taken."""
+    """Add a tensor under this name, or a longer name if it is taken."""
     while name in tensors:
         name += "+"
     tensors[name] = tensor
@@ -116,15 +117,15 @@ def _encode_many(
 
 def _too_deep(name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name[:_LONGEST_NAME]}... is nested more than {_DEEPEST} deep, or holds itself: it cannot"
-        " be saved",
+        f"{name[:_LONGEST_NAME]}... cannot be saved: it is nested more than {_DEEPEST} deep or"
+        " contains itself",
         where="the state_dict() that it comes from",
-        fix="let state_dict() return a flatter value, which does not hold itself",
+        fix="return a flatter value without cycles from state_dict()",
     )
 
 
 _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (
-    (tuple, "tuple", _encode_many),  # and torch.Size, named tuples
+    (tuple, "tuple", _encode_many),  # also torch.Size and named tuples
     (set, "set", _encode_many),
     (bytes, "bytes", lambda value, *_: base64.b64encode(value).decode()),
     (complex, "complex", lambda value, *_: [value.real, value.imag]),
@@ -132,33 +133,33 @@ _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (
 
 
 def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
-    numpy = sys.modules.get("numpy")  # if it is not imported, `value` is not one of its own
+    numpy = sys.modules.get("numpy")  # if not imported, `value` is not from numpy
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
         return encode(value.item(), name, tensors)
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # it makes scalars vectors
+        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # it makes scalars 1-d
         return {"array": _add(torch.from_numpy(contiguous), name, tensors)}
     raise CheckpointError(
         f"{name} is {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",
         where="the state_dict() that it comes from",
-        fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts, and "
-        "load_state_dict() make the object from them",
+        fix="return only tensors, numbers, strings, lists, tuples and dicts from state_dict(), and"
+        " rebuild the object from them in load_state_dict()",
     )
 
 
 def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the value that `encode` was given; ValueError if this is not its result."""
+    """Decode a result of `encode`; ValueError for anything else."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
         return [decode(part, tensors) for part in value]
     if not isinstance(value, dict) or len(value) != 1:
-        raise ValueError("it is not a value of a checkpoint")
+        raise ValueError("invalid encoded value")
     ((tag, content),) = value.items()
     try:
         return _DECODERS[tag](content, tensors)
     except (KeyError, TypeError, binascii.Error) as error:
-        raise ValueError(f"{tag!r} is not a value of a checkpoint: {error}") from None
+        raise ValueError(f"invalid encoded value of type {tag!r}: {error}") from None
 
 
 def _decode_dict(content: Json, tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
@@ -180,7 +181,7 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
 
 
 def tensor_names(value: Json, tags: Collection[str] = ("tensor", "sharded", "array")) -> set[str]:
-    """Return the names of the tensors of these kinds in an encoded value."""
+    """Return the names of the tensors with these tags in an encoded value."""
     if isinstance(value, list):
         return set().union(*(tensor_names(part, tags) for part in value))
     if not isinstance(value, dict):

@@ -68,7 +68,6 @@ class LoaderLoop:
             _loops.append(self)
 
     def end(self) -> None:
-        """Leave the loop."""
         self._leave()
         current_loop().passed = self._count()
 

@@ -155,7 +155,6 @@ class LoaderSet:
         return new
 
     def end(self, pass_: Pass) -> None:
-        """End a pass."""
         self.attribute()
         owner, pass_.is_over = pass_.owner, True
         self.open.remove(pass_)

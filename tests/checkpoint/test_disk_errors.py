@@ -126,7 +126,7 @@ def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
     with broken(left, errno.EIO):
         assert train(tmp_path) == 3
     assert not gone.exists()
-    assert f"cannot be removed: {left}" in capsys.readouterr().err
+    assert f"what an interrupted save left: {left}" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -143,7 +143,7 @@ def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
     )
     assert other.stdout is not None
     assert other.stdout.readline() == b"\n"
-    said = f"another run saves to {tmp_path} as well (process {other.pid} of "
+    said = f"another run also saves to {tmp_path} (process {other.pid} of "
     for resumed in (True, False):
         train(Path(), 1)
         assert folders.leftovers_in(live.parent) == ([live] if resumed else [])

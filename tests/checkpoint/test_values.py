@@ -150,7 +150,7 @@ def test_what_is_nested_too_deep_is_refused_by_name_and_anything_else_is_read(ki
     ],
 )
 def test_what_is_no_value_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a value of a checkpoint"):
+    with pytest.raises(ValueError, match="invalid encoded value"):
         decode(json.loads(text), {})
 
 

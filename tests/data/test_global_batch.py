@@ -125,12 +125,12 @@ def test_an_epoch_goes_on_with_as_many_samples_in_a_step_or_not_at_all(tmp_path:
     assert split == [[6, 7, 8], [9, 10, 11]]
     for options in ({"global_batch_size": 4}, {}):
         with pytest.raises(
-            CheckpointError, match=r"^the checkpoint does not fit.* 6 in the .* [43] in this run"
+            CheckpointError, match=r"^the checkpoint does not match.* 6 in the .* [43] in this run"
         ):
             load(tmp_path / "a", **options)
     save_in_an_epoch(tmp_path / "b")
     with pytest.raises(
-        CheckpointError, match=r"^the checkpoint does not fit.* 3 in the .* 4 in this run"
+        CheckpointError, match=r"^the checkpoint does not match.* 3 in the .* 4 in this run"
     ):
         load(tmp_path / "b", global_batch_size=4)
     assert load(tmp_path / "b", gradient_accumulation_steps=2)[0] == [3, 4, 5]
@@ -139,7 +139,7 @@ def test_an_epoch_goes_on_with_as_many_samples_in_a_step_or_not_at_all(tmp_path:
 def test_an_open_optimizer_step_goes_on_with_as_many_micro_batches_only(tmp_path: Any) -> None:
     save_in_an_epoch(tmp_path / "open", gradient_accumulation_steps=3)
     with pytest.raises(
-        CheckpointError, match=r"^the checkpoint does not fit.*: 3 in the .* 2 in this run"
+        CheckpointError, match=r"^the checkpoint does not match.*: 3 in the .* 2 in this run"
     ):
         load(tmp_path / "open", gradient_accumulation_steps=2)
     assert load(tmp_path / "open", gradient_accumulation_steps=3)[0] == [3, 4, 5]

@@ -68,7 +68,7 @@ def save_together() -> None:
     save(Path(f"other{RANK}"), 5)
     save(Path("other1"), 6)
     local = Path(f"disk_of_rank_{RANK}")  # as on machines that share no disk
-    with pytest.raises(CheckpointError, match="a rank does not see the folder"):
+    with pytest.raises(CheckpointError, match="a rank cannot see the folder"):
         save(local / "a", 7, lambda _: Contents({}, {}))
     with pytest.raises(CheckpointError, match="was replaced while it was loaded"):
         load_checkpoint(Path(f"other{RANK}"))
