@@ -1,6 +1,6 @@
-"""A run as one page of HTML: its report, its curves, its phases, its memory, what has changed.
+"""A run as one HTML page: its report, curves, phases, memory and changes.
 
-It holds all that it shows: pictures are SVG, and there is no script and nothing of the network.
+The page is self-contained: charts are SVG, and it needs neither scripts nor the network.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from headway.trackers.run_file import read_metrics
 _WIDTH, _HEIGHT = 440, 190
 _LEFT, _RIGHT, _BOTTOM, _TOP = 56, 16, 26, 8
 _MOST_POINTS = 300
-_MOST_RANKS = 64  # that have a row or a curve of their own
+_MOST_RANKS = 64  # with a row or a curve
 _MOST_METRICS = 24
-_LARGEST, _SMALLEST = 1e100, 1e-300  # of what is drawn
+_LARGEST, _SMALLEST = 1e100, 1e-300  # limits of drawn values
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 _PHASES = (
     ("data", "data_s", "#f59e0b"),
@@ -53,7 +53,7 @@ svg text{font:11px system-ui,sans-serif;fill:currentColor}
 
 
 def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -> str:
-    """Return the page of a run, with the changes since `good`, the last one that ended well."""
+    """Return the page of a run, with the changes since `good`, the last successful run."""
     start = record.start
     parts = [
         f"<h1>{_text(start.program)}: {_verdict(record)}</h1>",
@@ -66,7 +66,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
             ("steps", str(record.num_steps or "-")),
             ("samples/s", "-" if (speed := record.samples_per_s) is None else _number(speed)),
             *((kept.what, kept.path) for kept in record.kept),
-            ("the same again", command_line(record)),
+            ("command", command_line(record)),
         ),
         *(f"<p>{_text(slow)}</p>" for slow in [slow_rank(record)] if slow),
         *_report(record),
@@ -122,7 +122,7 @@ def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]
         return
     yield f"<h2>Changed since run {_text(good.name)}, which ended well</h2>"
     if not changes:
-        yield "<p>Nothing that is recorded.</p>"
+        yield "<p>No recorded changes.</p>"
         return
     yield "<table><tr><th>what</th><th>then</th><th>now</th></tr>"
     for row in changes:
@@ -137,7 +137,7 @@ def _pictures(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
     if not drawn:
         return
     if len(figures) > len(drawn):
-        yield f"<p>The pictures show {len(drawn)} of {len(figures)} ranks.</p>"
+        yield f"<p>The charts show {len(drawn)} of {len(figures)} ranks.</p>"
 
     def of_ranks(value: Callable[[Figures], float | None]) -> list[_Curve]:
         return [
@@ -167,7 +167,7 @@ def _metrics(record: RunRecord) -> Iterator[str]:
         try:
             metrics = read_metrics(Path(path))
         except ConfigError as error:
-            yield f"<p>The metrics are not drawn: {_text(error.problems[0].what)}</p>"
+            yield f"<p>The metrics cannot be drawn: {_text(error.problems[0].what)}</p>"
             continue
         for name, series in [*metrics.items()][:_MOST_METRICS]:
             yield from _chart(name, [_Curve.of(name, zip(*series, strict=True))])
@@ -181,9 +181,9 @@ class _Curve(NamedTuple):
 
     @classmethod
     def of(cls, label: str, points: Iterable[tuple[float, float | None]]) -> _Curve:
-        """Make a curve of the points that can be drawn.
+        """Create a curve from the points that can be drawn.
 
-        Many points are thinned to the lowest and the highest of equal parts.
+        Long curves are split into equal parts, each reduced to its minimum and maximum.
         """
         kept = [(x, y) for x, y in points if y is not None and abs(y) < _LARGEST]
         size = math.ceil(len(kept) / _MOST_POINTS)
@@ -198,7 +198,7 @@ def _extremes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers from `low` to `high`; at least one number."""
+    """Return about `count` round numbers from `low` to `high`, but at least one."""
     rough = (high - low) / count
     if rough < _SMALLEST:
         return [low]
@@ -226,7 +226,7 @@ class _Scale(NamedTuple):
 
 
 def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
-    """Yield a chart of curves over steps; nothing if none has a point."""
+    """Yield a chart of curves over steps, unless all of them are empty."""
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
         return

@@ -1,4 +1,4 @@
-"""`headway runs`: the runs that have a record, and in what two of them differ."""
+"""`headway runs`: list recorded runs, and show how two of them differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headway.ipc.stderr import log, shown
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
 from headway.launcher.remote.orders import OF_ONE_RUN
 
-RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without one, the newest."
+RUN = "RUN: a name listed by `headway runs`, or its beginning or end (default: the newest run)."
 UNKNOWN = "unknown"
-"""How a run ended that nobody saw."""
+"""The status of a run whose end was not recorded."""
 _NAMED = {0: "well", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "failed as before"}
-_LEAST_STEPS = 20  # of a run in which a rank can be called slow
+_LEAST_STEPS = 20  # before a rank can be reported as slow
 _OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
-"""Columns that a narrow terminal does without."""
+"""Columns that are omitted on a narrow terminal."""
 _HEAD = (
     *("run", "began", "script", "ranks", "ended", "restarts", "steps", "samples/s", "training"),
     "took",
@@ -31,17 +31,17 @@ _HEAD = (
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "runs",
-        "List the runs that have a record, the newest last: when each began, how it ended, how "
-        "far it came and how fast. `headway launch` keeps a record of each of the last 200 runs, "
-        "unless the setting record is off.",
+        "List recorded runs, newest last: when each started, how it ended, how many steps it made "
+        "and how fast. `headway launch` keeps a record of each of the last 200 runs, unless the "
+        "setting record is off.",
         usage="headway runs [--json]\n       headway runs diff [--json] A B",
         appendix=f"\n{RUN}\n",
     )
-    parser.flag("--json", help="print one JSON list, of runs or of what is different")
+    parser.flag("--json", help="print one JSON list, of runs or of differences")
     parsed, words = parser.parse_words(argv)
     if words:
         if words[0] != "diff" or len(words) != 3:
-            parser.error("headway runs takes nothing, or: diff A B")
+            parser.error("headway runs takes no arguments, except: diff A B")
         return _diff(find(words[1]), find(words[2]), as_json=parsed.json)
     records, refused = read_all()
     if parsed.json:
@@ -51,9 +51,9 @@ def main(argv: Sequence[str]) -> int:
         if rows:
             print_table(_HEAD, rows, _OPTIONAL)
         else:
-            log("no run has a record yet: `headway launch` writes one")
+            log("no runs are recorded yet: `headway launch` records one")
         if records and (line := command_line(records[-1])):
-            log(f"the newest again: {line}")
+            log(f"to repeat the newest: {line}")
     if refused:
         others = len(refused) - 1
         log(f"note: {refused[-1]}" + f"; {others} more cannot be read" * (others > 0))
@@ -82,9 +82,9 @@ def as_json(record: RunRecord) -> dict[str, object]:
 
 
 def command_line(record: RunRecord) -> str:
-    """Return the command line that repeats the launch, for a shell; secrets are masked.
+    """Return the shell command that repeats the launch, with secrets masked.
 
-    Empty if a terminal cannot print it.
+    Empty if it contains characters that are not printable.
     """
     start = record.start
     settings = {
@@ -99,7 +99,7 @@ def command_line(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as it was typed; its path if runs of another script typed the same."""
+    """Return the script as typed, or its path if another script was typed the same way."""
     name, path = record.start.program, record.start.script
     is_only = {record.start.script for record in records if record.start.program == name} == {path}
     return name if is_only else path or name
@@ -131,7 +131,7 @@ def ended(record: RunRecord) -> str:
 
 
 def took(record: RunRecord) -> str:
-    """Return how long a run lasted; empty if unknown."""
+    """Return the duration of a run, or `-` if unknown."""
     if record.end is None:
         return "-"
     return _duration(max(record.end.time - record.start.began_at, 0.0))
@@ -147,7 +147,7 @@ def _duration(seconds: float) -> str:
 
 
 def time_shares(record: RunRecord) -> str:
-    """Return what the wall time of a run was spent on; empty if unknown."""
+    """Return how the wall time of a run was spent; empty if unknown."""
     wall_s = record.end.time - record.start.began_at if record.end is not None else 0.0
     return ", ".join(
         f"{part * 100:.1f} % {name} ({_duration(part * wall_s)})"
@@ -157,7 +157,7 @@ def time_shares(record: RunRecord) -> str:
 
 
 def restarts(record: RunRecord) -> list[str]:
-    """Return how many restarts of how many were used, and what each was because of."""
+    """Return how many of the allowed restarts were used, and the cause of each."""
     causes = [
         attempt.cause + (f" at step {attempt.failed_at_step}" if attempt.failed_at_step else "")
         for attempt in record.attempts[1:]
@@ -171,7 +171,7 @@ def _used(record: RunRecord) -> str:
 
 
 def slow_rank(record: RunRecord) -> str:
-    """Return a sentence about the rank that all others waited for; empty if there is none."""
+    """Describe the rank that all other ranks waited for; empty if no rank was slow."""
     times = {rank: found for rank, rows in record.figures.items() if (found := times_of(rows))}
     slow = find_slow_rank(times) if record.num_steps >= _LEAST_STEPS else None
     return "" if slow is None else slow.describe()
@@ -189,8 +189,8 @@ def _diff(before: RunRecord, after: RunRecord, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([change._asdict() for change in found], indent=2))
     elif found:
-        print(f"run {after.name} is different from run {before.name} in")
+        print(f"run {after.name} differs from run {before.name} in")
         print_changes(found)
     else:
-        print(f"nothing that is recorded is different in runs {before.name} and {after.name}")
+        print(f"no recorded differences between runs {before.name} and {after.name}")
     return 0

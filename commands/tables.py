@@ -1,4 +1,4 @@
-"""Tables of text on standard output, by rich; it is imported only where a table is printed."""
+"""Text tables on standard output, with rich, which is imported only to print a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNLIMITED = 10**6  # columns
 
 
 def escape_unencodable() -> None:
-    """Escape the characters that standard output's encoding lacks, as standard error does."""
+    """Escape characters that standard output cannot encode, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -20,16 +20,16 @@ def escape_unencodable() -> None:
 def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str] = ()
 ) -> None:
-    """Print rows, whose cells may have several lines, to standard output.
+    """Print a table to standard output; its cells may have several lines.
 
-    On a terminal cells but the first wrap at its width, and a status in the first column is
-    coloured. Elsewhere there are no colours, no cell is wrapped or cut, and a table whose first
-    column has no name has no head.
+    On a terminal, cells after the first are wrapped, and a status in the first column is coloured.
+    Otherwise, there are no colours, cells are neither wrapped nor cut, and the header is omitted
+    if the first column has no name.
 
     Args:
-        head: the names of the columns.
-        rows: a cell for each column.
-        optional: columns that a narrow terminal does without, the first one first.
+        head: the column names.
+        rows: the rows, with a cell for each column.
+        optional: columns to omit on a narrow terminal, in this order.
     """
     if not rows:
         return
@@ -41,10 +41,10 @@ def print_table(
     is_terminal = sys.stdout.isatty()
     unlimited = Console(color_system=None, width=_UNLIMITED)
 
-    def without(reread: Sequence[str]) -> Table:
+    def without(omitted: Sequence[str]) -> Table:
         has_head = is_terminal or bool(head[0])
         table = Table(box=SIMPLE if is_terminal else None, pad_edge=False, show_header=has_head)
-        kept = [index for index, name in enumerate(head) if name not in reread]
+        kept = [index for index, name in enumerate(head) if name not in omitted]
         for index in kept:
             table.add_column(head[index], overflow="fold", no_wrap=index == 0)
         for row in rows:
@@ -67,7 +67,7 @@ def print_table(
 
 
 def when(seconds: float) -> str:
-    """Return a time for a table; `-` if it is out of range."""
+    """Format a time for a table; `-` if it is out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""`headway test`: train for a few seconds under the plan of a launch here."""
+"""`headway test`: train for a few seconds with the plan of a launch on this machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headway.launcher.plan.program import interpreter
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway test` with these words; return 1 when a check fails."""
+    """Run `headway test`; return 1 if a check fails."""
     parser = Parser(
         "test",
-        "Train for a few seconds as `headway launch` would here. The checks: all ranks start, "
-        "all-reduce, the chosen precision, a training step that equals one process's, and a "
-        "sharded data loader.",
+        "Train for a few seconds as `headway launch` would here, and check that all ranks start, "
+        "all-reduce, the chosen precision and sharded data loaders work, and a training step "
+        "equals that of a single process.",
     )
     parser.flag("--json", help="print one JSON object: {checks}")
     parser.flag("--cpu", help="the same as --device cpu")
@@ -35,18 +35,18 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_args(own)
     words = [word for word in own if word != "--json"]
     with _temporary_folder() as folder:
-        require_torch()  # a launch of one process would leave it to the script
+        require_torch()  # a launch of one process does not check it
         results = os.path.join(folder, "results.json")
         launch = [*interpreter(), "-m", "headway", "launch", "-q", "--set", "record=off", *words]
         began = time.perf_counter()
-        with waiting_for("the ranks to start, to import torch and to make the checks"):
+        with waiting_for("the ranks to start, import torch and run the checks"):
             code = subprocess.call([*launch, "-m", "headway.smoke", results])
         seconds = time.perf_counter() - began
         if not os.path.exists(results):  # the launch has printed why, or machine 0 has the results
             return code
         with open(results, encoding="utf-8") as file:
             checks = json.load(file)
-    total = "from the command to the end of the last rank"
+    total = "from the command until the last rank has exited"
     checks.append(
         {"check": "total", "status": "error" if code else "ok", "what": total, "seconds": seconds}
     )
@@ -65,7 +65,7 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="headway-test-")
     except OSError as error:
         raise MachineError(
-            f"no temporary folder for the results of the ranks: {error.strerror}",
+            f"no temporary folder for the results of the checks: {error.strerror}",
             where="environment TMPDIR, /tmp and other default folders",
-            fix="`export TMPDIR=FOLDER`, with one that you may write to",
+            fix="set TMPDIR to a writable folder: `export TMPDIR=FOLDER`",
         ) from None

@@ -1,4 +1,4 @@
-"""`headway top [RUN]`: what the ranks of running launches do, live, and which one is slow."""
+"""`headway top [RUN]`: a live view of the ranks of running launches, and which rank is slow."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HEAD = ("pid", "program", "ranks", "since")
-"""Of a table of launches."""
+"""Columns of the table of launches."""
 
 _EVERY_S = 1.0
 _QUIT = (b"q", b"")  # b"": the terminal has been closed
-_NO_STEP = "no rank has told of an optimizer step yet"
+_NO_STEP = "no rank has reported an optimizer step yet"
 _UNKNOWN = "-"
-_STALE_S = 10.0  # a rank that has not told of a step for so long is marked
+_STALE_S = 10.0  # a rank that has not reported a step for this long is marked
 
 _RANK_HEAD = (
     *("rank", "machine", "step", "ms a step", "compute", "data", "sync", "save", "samples/s"),
@@ -36,7 +36,7 @@ _RANK_HEAD = (
 _NARROW_HEAD = (
     *("rank", "machine", "step", "ms a step", "data", "sync", "samples/s", "last line"),
 )
-_WIDE = 120  # columns of a screen for all of them
+_WIDE = 120  # terminal columns required for all of them
 _TEXTS = ("program", "ranks", "since", "machine", "last line")  # the other columns are numbers
 
 
@@ -53,15 +53,15 @@ class Watched(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "top",
-        "Show your running launches on this machine, and one row for each rank of one of them: "
-        "its step, where its time goes, its memory and its last line, until q or Ctrl-C. "
-        "Where the time of a step goes is known of scripts that use an Accelerator. A single "
-        "process has no launcher, and is shown only with `headway launch --supervise`.",
+        "Show your running launches on this machine, and a row for each rank of a launch: its "
+        "step, where its time goes, its memory and its last line, until q or Ctrl-C. Phases of a "
+        "step are shown for scripts that use Accelerator. A single process has no launcher, and "
+        "is shown only with `headway launch --supervise`.",
         usage="headway top [RUN] [--json]",
-        appendix="\nRUN: the process id of a launch, as in its table; by default the newest\n",
+        appendix="\nRUN: the process ID of a launch, as in the table (default: the newest)\n",
     )
     parser.flag(
-        "--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}; {waiting}"
+        "--json", help="print one JSON object: {runs}, each with {ranks, slowest}; {waiting}"
     )
     parsed, chosen = parser.parse_flag(argv, "run")
     runs = _chosen(chosen)
@@ -80,19 +80,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def watched() -> list[Watched]:
-    """Return this user's runs on this machine, the oldest first."""
+    """Return this user's runs on this machine, oldest first."""
     return [Watched(run, **figures) for run, figures in ask_for_figures()]
 
 
 def _chosen(word: str | None) -> list[Watched]:
-    """Return the run that `word` names; all runs without a word."""
+    """Return the run with the process ID `word`, or all runs if it is None."""
     runs = watched()
     if word is None:
         return runs
     found = [run for run in runs if str(run.run.pid) == word]
     if not found:
         raise bad_words(
-            f"{word!r} is not the process id of a running launch of yours",
+            f"{word!r} is not the process ID of one of your running launches",
             fix="`headway top` lists them",
         )
     return found
@@ -111,11 +111,11 @@ class _Table(NamedTuple):
 
 
 def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
-    """Yield all runs, and the ranks of the one that a word names; without one, of the newest."""
+    """Yield a table of all runs, and a table of the ranks of the chosen or newest run."""
     for number, process in enumerate(waiting_launches(), start=1):
         yield f"waiting for idle GPUs: {number}. {process}"
     if not runs:
-        yield "no launch of yours runs on this machine"
+        yield "you have no running launches on this machine"
         return
     yield _Table(HEAD, [row_of(run.run) for run in runs])
     newest = next((run for run in reversed(runs) if run.ranks), runs[-1])
@@ -123,7 +123,7 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     if word is not None:
         (chosen,) = (run for run in runs if str(run.run.pid) == word)
     elif len(runs) > 1:
-        yield f"these are the ranks of {newest.run.pid}; `headway top RUN` shows those of RUN"
+        yield f"showing the ranks of {newest.run.pid}; `headway top RUN` shows another launch"
     if not chosen.ranks:
         yield _NO_STEP
         return
@@ -137,7 +137,7 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
 
 
 def watch(word: str | None) -> None:
-    """Show the live screen until q, Ctrl-C, or the end of the run that `word` names."""
+    """Show the live screen until q, Ctrl-C, or the end of the run with the process ID `word`."""
     from rich.console import Console
     from rich.live import Live
 
@@ -154,7 +154,7 @@ def watch(word: str | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[list[int]]:
-    """Give the descriptor at which each key can be read as it is typed, if there is one."""
+    """Yield the descriptor from which keys can be read as they are typed, if there is one."""
     import termios
     import tty
 
@@ -198,7 +198,7 @@ def _drawn(part: _Table, width: int) -> RenderableType:
         )
     for row, style in zip_longest(rows, part.styles, fillvalue=""):
         *cells, last = map(Text, row)
-        last.no_wrap = True  # it is cut where the terminal is too narrow, and the others are whole
+        last.no_wrap = True  # cut if the terminal is too narrow, unlike the others
         table.add_row(*cells, last, style=str(style))
     return table
 

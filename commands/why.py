@@ -1,4 +1,4 @@
-"""`headway why [RUN]`: how a run ended, and what has changed since one that ended well."""
+"""`headway why [RUN]`: show how a run ended, and what changed since the last successful run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from headway.ipc.stderr import shown
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "why",
-        "Say how a run ended, with the report of its failure, and what has changed since the last "
-        "run of the same script that ended well: settings, arguments, code and commit, variables, "
+        "Show how a run ended, with the report of its failure, and what changed since the last "
+        "successful run of the same script: settings, arguments, code and commit, variables, "
         "machine, data and packages.",
         usage="headway why [--json | --html FILE] [RUN]",
         appendix=f"\n{RUN}\n",
@@ -39,11 +39,11 @@ def main(argv: Sequence[str]) -> int:
     parser.flag(
         "--html",
         metavar="FILE",
-        help="write one page to send to somebody, with curves and pictures; it needs no network",
+        help="write a self-contained HTML page with charts",
     )
     parsed, name = parser.parse_flag(argv, "run")
     if parsed.json and parsed.html is not None:
-        parser.error("--json and --html cannot both be: pass one of them")
+        parser.error("--json and --html are mutually exclusive: pass one of them")
     record = find(name)
     good = last_good(record, read_all()[0])
     found = [] if good is None else changes(good, record)
@@ -55,19 +55,19 @@ def main(argv: Sequence[str]) -> int:
     elif parsed.json:
         report = "" if record.end is None else record.end.report
         compared = None if good is None else good.name
-        told = {**as_json(record), "report": report, "compared_with": compared}
-        print(json.dumps({**told, "changes": [change._asdict() for change in found]}, indent=2))
+        result = {**as_json(record), "report": report, "compared_with": compared}
+        print(json.dumps({**result, "changes": [change._asdict() for change in found]}, indent=2))
     else:
         _print(record)
         if good is None:
-            print("\nno earlier run of this script that ended well has a record")
+            print("\nno earlier successful run of this script is recorded")
         elif found:
-            print(f"\nsince run {good.name}, which ended well, there has changed")
+            print(f"\nchanged since run {good.name}, which was successful:")
             print_changes(found)
         else:
-            print(f"\nnothing that is recorded has changed since run {good.name} ended well")
+            print(f"\nno recorded changes since run {good.name}, which was successful")
         if line := command_line(record):
-            print(f"\nthe same again:\n  {line}")
+            print(f"\nto repeat it:\n  {line}")
     return 0
 
 
@@ -89,10 +89,10 @@ def _print(record: RunRecord) -> None:
         for line in end.report.splitlines():
             print(shown(line))
     elif end is None and ended(record) == UNKNOWN:
-        alone = ", or made no Accelerator" if start.supervised is None else ""
-        print(f"its end is not known: it was killed, or its machine stopped{alone}")
+        alone = ", or it created no Accelerator" if start.supervised is None else ""
+        print(f"its end was not recorded: it was killed, or its machine stopped{alone}")
     if record.commit is None:
-        print("its script is in no git repository: changes of the code are not on record")
+        print("its script is not in a git repository: changes to the code are not recorded")
 
 
 def _write(path: str, text: str) -> None:
@@ -102,5 +102,5 @@ def _write(path: str, text: str) -> None:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}",
             where="--html",
-            fix="name a file in a folder that exists and that you may write",
+            fix="pass a file in an existing, writable folder",
         ) from None

@@ -1,1 +1,1 @@
-"""The questionnaire of `headway config`: asks, and never launches."""
+"""The questionnaire of `headway config`; it never launches."""

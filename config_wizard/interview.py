@@ -1,6 +1,4 @@
-"""Ask one question after the other until the last is answered. Pure except for the prompter, which
-may be a terminal, a pipe or a test.
-"""
+"""Ask the questions in order. Pure except for the prompter: a terminal, a pipe or a test."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from headway.errors import ConfigError, Problem
 from headway.settings.table import NO, TABLE, YES
 
 HELP_KEY, BACK_KEY = "?", "<"
-"""Replies that are not answers: explain the question; go back to the previous one."""
+"""Replies that are not answers: explain the question, or return to the previous question."""
 
 _AGAIN = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
 
@@ -31,7 +29,7 @@ _ENDED = Problem(
     "the input ended before the last question was answered; nothing was written",
     "standard input",
     "`headway config --yes` writes the recommended answers without asking; a pipe must answer "
-    "every question, the last one with `write`",
+    "every question, the last with `write`",
 )
 
 
@@ -42,16 +40,16 @@ class Prompter(Protocol):
         """Show a text."""
 
     def ask(self, question: Question) -> str:
-        """Return an answer, HELP_KEY, BACK_KEY, or nothing for the default.
+        """Return an answer, HELP_KEY, BACK_KEY, or an empty string for the default.
 
         Raises:
-            EOFError: the input has ended.
-            KeyboardInterrupt: the user wants to stop.
+            EOFError: the end of the input was reached.
+            KeyboardInterrupt: the user canceled.
         """
 
 
 class Defaults:
-    """A prompter that does not ask: every answer is the default."""
+    """A prompter that answers every question with the default."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.show = show
@@ -64,7 +62,7 @@ class Defaults:
 def interview(
     facts: WizardFacts, prompter: Prompter, summary: Callable[[Answers], str]
 ) -> dict[str, str]:
-    """Return the answers to all questions; FINISH is the last, and shows the summary.
+    """Ask all questions and return the answers; FINISH comes last and shows the summary.
 
     Raises ConfigError if a given answer is invalid, or the input ends before the last question.
     """
@@ -113,7 +111,7 @@ def _checked(
     if (name, answer) in ((FINISH, BACK), (FINISH, CANCEL)):
         return answer, None
     problem = _invalid(question, answer)
-    # a known value that this machine cannot run gets its own reason, not "is not one of"
+    # an unsupported value gets its own reason instead of "is not one of"
     if problem is None or (name in TABLE and answer in TABLE[name].choices):
         refused = problems_so_far(facts, {**answers, name: answer})
         problem = refused[0] if refused else problem
@@ -121,7 +119,7 @@ def _checked(
 
 
 def _invalid(question: Question, answer: str) -> Problem | None:
-    """Return the problem of `answer` apart from the other answers."""
+    """Check `answer` independently of the other answers."""
     name = question.name
     values = [choice.value for choice in question.choices]
     if values:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _ANSWERED = "fg:ansicyan"
 _POINTER = "❯"
-_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}  # paths can be copied
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}  # paths stay copyable
 _ESCAPE_S = 0.05  # how long after Esc the other bytes of an arrow key may arrive
 
 
 class PlainPrompter:
-    """Prints each question with numbered answers, and reads a line of stdin."""
+    """Prints each question with numbered answers, and reads a line from stdin."""
 
     def show(self, text: str) -> None:
         print(text)
@@ -35,7 +35,7 @@ class PlainPrompter:
         line = sys.stdin.readline()
         if not line or not sys.stdin.isatty():  # no newline was echoed
             print(question.shown(line.strip()))
-        if not line and sys.stdin.isatty():  # Ctrl-D stops, as in the menus
+        if not line and sys.stdin.isatty():  # Ctrl-D cancels, as in the menus
             raise KeyboardInterrupt
         if not line:
             raise EOFError
@@ -128,7 +128,7 @@ def _columns() -> int:
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:
-    """Return the bindings of the keys that are not answers; they act at once."""
+    """Return the bindings of the keys that are not answers; they take effect immediately."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()

@@ -1,7 +1,7 @@
-"""The questions as data: which comes next, the possible answers, and the profile that they make.
+"""The questions as data: their order, the possible answers, and the resulting profile.
 
-Types, choices and help come from the settings table, and what this machine can run from the same
-checks as a launch. Pure.
+Types, choices and help come from the settings table; whether this machine supports a value is
+checked as in a launch. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.settings.setting import AUTO, Raw, as_words
 from headway.settings.table import NO, TABLE, YES, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
-"""The questions that are not settings: which profile to write, ask more?, what to do with it."""
+"""Questions that are not settings: which profile to write, ask for more, what to do with it."""
 
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
@@ -32,15 +32,15 @@ NONE = "-"
 """The answer that removes an optional setting from the profile."""
 
 _ALWAYS = ("device", "num_processes", "mixed_precision")
-"""Settings that every profile written here contains, asked or not."""
+"""Settings that every profile written here contains, whether or not they are asked."""
 
 _MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
 _REQUIRED = ("main_address",)
-"""Optional settings that must be answered if they are asked."""
+"""Optional settings that must be answered if asked."""
 
 _PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""The address of machine 0 until it is asked for, so that its absence is not a problem yet."""
+"""The address of machine 0 until it is asked for, so that it is not reported as missing."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
@@ -48,7 +48,7 @@ _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 
 
 _HELP = {
-    PLACE: "A project's headway.yaml is read in every folder below it, and overrules yours.",
+    PLACE: "A project's headway.yaml is read in all folders below it, and overrides yours.",
     MORE: "Asks for GPUs, accumulation, threads, restarts, log files, variables, machines and "
     "sharding; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
@@ -61,36 +61,36 @@ class Option(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a prompter shows; the answer is one of the choices, or a typed line."""
+    """A question for a prompter; the answer is a choice or a typed line."""
 
     name: str
     text: str
     default: str
     help: str
     choices: tuple[Option, ...] = ()  # empty: a line is typed
-    reason: str = ""  # for a typed line: of the default
+    reason: str = ""  # of the default, for a typed line
 
     @property
     def offer(self) -> str:
-        """The answer on Enter, in brackets; empty if only the user can know it."""
+        """The default answer in brackets; empty if the user must enter an answer."""
         if self.name in _REQUIRED and self.default == NONE:
             return ""
         return f"[{self.shown(self.default)}]"
 
     def shown(self, answer: str) -> str:
-        """Return an answer with the secrets in it masked."""
+        """Return an answer with its secrets masked."""
         return str(masked_value(self.name, answer))
 
 
 class WizardFacts(NamedTuple):
     machine: Machine
     profiles: Mapping[str, Mapping[str, Raw]]  # the current settings, by place
-    paths: Mapping[str, str]  # of profiles that may be written, to be shown, by place
+    paths: Mapping[str, str]  # of profiles that may be written, as displayed, by place
     given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
     problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # of a launch with these settings
     redetect: bool = False  # do not take device, processes and precision from the profiles
     can_test: bool = False  # with `headway test`; not possible for a recorded machine
-    removed: Mapping[str, Raw] = MappingProxyType({})  # answers before going back; offered again
+    removed: Mapping[str, Raw] = MappingProxyType({})  # answers undone by going back; defaults now
 
 
 Answers = Mapping[str, str]
@@ -110,12 +110,12 @@ class WizardState(NamedTuple):
         return self.answers.get(PLACE) or next(iter(self.facts.paths))
 
     def wants_more(self) -> bool:
-        """Return whether to ask for the less usual settings, too."""
+        """Return whether to also ask for less common settings."""
         return self.answers.get(MORE) == YES
 
     @property
     def device(self) -> str:
-        """The answered or given device, otherwise the best one that can be used."""
+        """The answered or given device, otherwise the best usable device."""
         device = self.resolved({"device": self.known.get("device", AUTO)}).device
         is_usable = "device" in self.known or not self.facts.problems({"device": device})
         return device if is_usable else CPU.name
@@ -132,13 +132,13 @@ class WizardState(NamedTuple):
 
     @property
     def gpus(self) -> dict[str, Raw]:
-        """The `devices` that were chosen; empty without GPUs."""
+        """The chosen `devices`; empty without GPUs."""
         chosen = {**self.facts.profiles[self.place], **self.known}.get("devices")
         return {"devices": chosen} if self.has_gpus and chosen is not None else {}
 
     @property
     def most_processes(self) -> int:
-        """The most processes to offer: one per GPU, or one per core of a CPU."""
+        """The maximum number of processes: one per GPU, or one per core of a CPU."""
         if self.device == "cpu":
             return self.facts.machine.cores
         return self.resolved({"device": self.device}).num_processes
@@ -152,11 +152,11 @@ class Ask(NamedTuple):
     name: str
     text: str
     when: Callable[[WizardState], object] = lambda _: True
-    choices: Callable[[WizardState], tuple[Option, ...]] = lambda _: ()  # none: a line is typed
+    choices: Callable[[WizardState], tuple[Option, ...]] = lambda _: ()  # empty: a line is typed
 
 
 def next_question(facts: WizardFacts, answers: Answers) -> Question:
-    """Return the first question without an answer, FINISH at last; single choices are not asked."""
+    """Return the first unanswered question, FINISH last; skip questions with a single choice."""
     state = WizardState(facts, answers)
     for ask in QUESTIONS:
         name = ask.name
@@ -188,7 +188,7 @@ def _sharded(state: WizardState) -> bool:
 
 
 def _devices(state: WizardState) -> tuple[Option, ...]:
-    """Return the devices that this machine can use, the best first."""
+    """Return the devices that this machine can use, best first."""
     machine = state.facts.machine
     best, why = machine.best_device()
     gpus = {name: kind for name, kind in KINDS.items() if kind.maker}
@@ -203,7 +203,7 @@ def _devices(state: WizardState) -> tuple[Option, ...]:
 
 
 def _precisions(state: WizardState) -> tuple[Option, ...]:
-    """Return the precisions that the device supports, the recommended one first."""
+    """Return the precisions that the device supports, the recommended precision first."""
     device = state.device
     fits = [
         name
@@ -220,7 +220,7 @@ def _precisions(state: WizardState) -> tuple[Option, ...]:
 
 
 def _places(state: WizardState) -> tuple[Option, ...]:
-    reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
+    reasons = {USER: "for all your runs", PROJECT: "for runs from this folder"}
     return tuple(
         Option(place, f"{path}, {reasons[place]}") for place, path in state.facts.paths.items()
     )
@@ -235,43 +235,43 @@ QUESTIONS = (
     Ask("device", "Where should scripts run?", choices=_devices),
     Ask("num_processes", "How many processes on this machine?", lambda of: of.most_processes > 1),
     Ask("mixed_precision", "Which precision?", lambda of: of.device != "cpu", _precisions),
-    Ask(PLACE, "Where to keep the profile?", choices=_places),
+    Ask(PLACE, "Where to save the profile?", choices=_places),
     Ask(MORE, "More settings?", choices=lambda _: (Option(NO), Option(YES))),
     Ask("devices", "Which GPUs?", lambda of: of.wants_more() and of.has_gpus),
     Ask("mixed_precision", "Which precision?", WizardState.wants_more, _precisions),
     Ask(
         "gradient_accumulation_steps",
-        "How many micro-batches for each optimizer step?",
+        "How many micro-batches per optimizer step?",
         WizardState.wants_more,
     ),
-    Ask("threads_per_process", "How many CPU threads for each process?", WizardState.wants_more),
+    Ask("threads_per_process", "How many CPU threads per process?", WizardState.wants_more),
     Ask("max_restarts", "How many restarts after a failure?", WizardState.wants_more),
     Ask("log_dir", "A folder for log files?", WizardState.wants_more),
     Ask("env", "Extra environment variables? (A=1 B=2)", WizardState.wants_more),
     Ask("num_machines", "How many machines in a run?", WizardState.wants_more),
     Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
-    Ask("machine_rank", "Which of them is this one, from 0?", lambda of: of.has_machines),
+    Ask("machine_rank", "What is the rank of this machine, from 0?", lambda of: of.has_machines),
     Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
     Ask("strategy", "How should ranks share a model?", WizardState.wants_more),
     Ask(
         "activation_checkpointing",
-        "Compute activations again in the backward pass?",
+        "Recompute activations in the backward pass?",
         WizardState.wants_more,
     ),
     Ask(
         "shard_size",
-        "How many ranks for one copy of the model?",
+        "How many ranks per copy of the model?",
         lambda of: of.wants_more() and of.known.get("strategy") == HSDP,
     ),
-    Ask("wrap", "Which modules are gathered at a time?", _sharded),
+    Ask("wrap", "Which modules should be gathered together?", _sharded),
     Ask("cpu_offload", "Keep parameters on the CPU?", lambda of: _sharded(of) and of.has_gpus),
     Ask(FINISH, "What now?", choices=_endings),
 )
-"""All questions, in their order; each may depend on the answers before it."""
+"""All questions in order; each may depend on earlier answers."""
 
 
 def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tuple[str, str]:
-    """Return the answer on Enter, a previous one if valid, and for a typed line its reason."""
+    """Return the default answer, the previous answer if valid, and for a typed line the reason."""
     facts, earlier = state.facts, _previous(name, state)
     if choices:
         values = [choice.value for choice in choices]
@@ -298,7 +298,7 @@ def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tupl
 
 
 def _previous(name: str, state: WizardState) -> Raw | None:
-    """Return the answer before going back, or the value in the profile to be changed."""
+    """Return the answer before going back, or the value in the profile that is edited."""
     facts = state.facts
     if name in facts.removed:
         return facts.removed[name]
@@ -316,17 +316,17 @@ def _previous(name: str, state: WizardState) -> Raw | None:
 
 def _best_processes(state: WizardState) -> tuple[str, str]:
     if state.device == "cpu":
-        return "1", "one process uses all cores; several divide them"
+        return "1", "one process uses all cores; several share them"
     settings = state.resolved({"device": state.device, **state.gpus})
     return str(settings.num_processes), settings.origin("num_processes").reason
 
 
 def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
-    """Return the profile to be written: the current one, changed by the answers so far.
+    """Return the profile to write: the current profile, changed by the answers so far.
 
-    What contradicts the answers is removed: GPUs and ranks chosen before, the address of machine 0
-    of a single machine. A default is only written if the profile contains it, or a weaker profile
-    sets another value.
+    Values that contradict the answers are removed: GPUs and ranks chosen before, the address of
+    machine 0 for a single machine. A default is written only if the profile contains it, or a
+    weaker profile sets another value.
     """
     state = WizardState(facts, answers)
     known = state.known
@@ -366,7 +366,7 @@ def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
 
 
 def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
-    """Remove variables from `env` that the weaker profile sets equally: they may be secrets."""
+    """Remove variables that the weaker profile sets to the same value: they may be secrets."""
     theirs = Settings.env.kind(weaker.get("env", {}))
     if "env" in values and theirs:
         ours = Settings.env.kind(values["env"])

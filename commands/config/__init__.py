@@ -1,6 +1,6 @@
 """`headway config` and its subcommands, which show, change, check and convert profiles.
 
-`main` imports the one that is asked for; from outside, only `exchange` imports its files.
+`main` imports only the requested subcommand. Outside this folder, only `exchange` imports from it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from importlib import import_module
 from headway.errors import ConfigError, did_you_mean
 
 SUBCOMMANDS = {  # name: the function that runs it, its help
-    "show": ("config.show.show", "print every setting and its value; --origin: and its source"),
+    "show": ("config.show.show", "print every setting and its value; with --origin, its origin"),
     "get": ("config.show.get", "KEY: print the value that a launch here uses"),
     "path": ("config.show.path", "print the path of your profile: $EDITOR $(headway config path)"),
     "list": ("config.show.list_profiles", "list your profiles, and the one in use"),
     "validate": ("config.check.validate", "check profiles, for CI: exit code 1 if one is invalid"),
     "set": ("config.edit.set_keys", "KEY=VALUE ...: change only these"),
-    "unset": ("config.edit.unset_keys", "KEY ...: remove these, so that they are detected"),
+    "unset": ("config.edit.unset_keys", "KEY ...: remove these; their values are then detected"),
     "export": (
         "exchange.export_settings.export",
         "--format env|sh|k8s: print the settings for another tool",
     ),
     "import": (
         "exchange.import_settings.import_file",
-        "FILE: read the settings of a file of `accelerate config`",
+        "FILE: import the settings from an `accelerate config` file",
     ),
 }
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             f"unknown subcommand {word!r} of `headway config`"
             + (f"; did you mean {close!r}?" if close else ""),
             where="the command line",
-            fix="`headway config --help` lists them",
+            fix="run `headway config --help` to list the subcommands",
         )
     module, _, function = SUBCOMMANDS[word][0].rpartition(".")
     exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(rest)

@@ -66,8 +66,8 @@ def make_parser(appendix: str = "") -> Parser:
     )
     parser.flag(
         "--yes",
-        help="do not ask: set device, processes and precision to what suits this machine best, and "
-        "keep the rest of the profile",
+        help="do not ask: set device, processes and precision to the best values for this machine, "
+        "and keep the rest of the profile",
     )
     parser.flag(
         "--set",
@@ -133,9 +133,9 @@ def _prompter() -> Prompter:
 
 
 def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
-    """Return the profiles that can be written, by place, the likelier one first.
+    """Return the paths of the profiles that can be written, by place, the default first.
 
-    Only one if --profile names it, or if no question is asked, not even for the place.
+    There is a single path if --profile sets it, or if no questions are asked.
     """
     user = trusted_profile(profile).path
     project = find_project_profile(trusted=user)
@@ -152,13 +152,13 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
 
 
 def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
-    """Return what the questions depend on; raise for what is wrong before any of them."""
+    """Return the facts that the questions depend on; raise existing errors before asking."""
     machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
     if parsed.machine is None:
         parse_layers([environment_layer()])  # raises before any question is asked
     by_flag = Origin(Layer.ASSIGNMENT, flag="--set")
     given = {n: Entry(raw, by_flag) for n, raw in assignments(parsed.set, by_flag).items()}
-    read = {USER: trusted_profile().path, **paths}  # a project's profile says more than the user's
+    read = {USER: trusted_profile().path, **paths}  # a project's profile overrides the user's
     layers = {
         place: read_profile(path, LAYER_OF[place]) if exists(path) else {}
         for place, path in read.items()
@@ -183,7 +183,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
 def problems_of(
     values: Mapping[str, Raw], machine: Machine, sources: Sequence[Entries] = ()
 ) -> Sequence[Problem]:
-    """Return the problems of a launch with `values`; a value found in `sources` has its origin."""
+    """Return the problems of a launch with `values`; those in `sources` keep their origin."""
     known = {
         (name, str(entry.raw)): Origin(Layer.ANSWERS, reason=str(entry.origin))
         for layer in sources
@@ -194,7 +194,7 @@ def problems_of(
     return launch_problems([layer], machine)
 
 
-# what is printed around them, and written
+# what is printed and written
 
 
 def introduction(facts: WizardFacts) -> str:
@@ -203,14 +203,14 @@ def introduction(facts: WizardFacts) -> str:
     cores = machine.cores_reason
     found = f"{cores}; {why}" if device == "cpu" else f"{why}, {cores}"
     is_first = not any(facts.profiles.values())
-    enter = "what suits this machine best" if is_first else "your earlier answer"
-    return f"Found here: {found}.\nEnter accepts {enter}, ? explains, < goes back."
+    enter = "the best value for this machine" if is_first else "your earlier answer"
+    return f"Detected: {found}.\nEnter accepts {enter}, ? explains, < goes back."
 
 
 def summary(
     facts: WizardFacts, paths: Mapping[str, str], show_secrets: bool, answers: Answers
 ) -> str:
-    """Return the profile as a diff to the file, and the plan of a launch with it."""
+    """Return a diff of the profile's file, and the plan of a launch with the profile."""
     place, values = WizardState(facts, answers).place, profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)
@@ -232,18 +232,18 @@ def summary(
             notes = [f"  note: {note}" for note in plan.notes]
             lines += [f"A launch: {summary_of(plan)}", *notes, ""]
     except HeadwayError as error:
-        lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
+        lines += [f"A launch would fail: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)
 
 
 def _masked_lines(text: str) -> dict[str, str]:
-    """Return the lines of a profile with a secret in them, and what is shown instead."""
+    """Map the lines of a profile that contain a secret to their masked form."""
     pairs = zip(text.splitlines(), masked_profile(text).splitlines(), strict=True)
     return {line: masked for line, masked in pairs if line != masked}
 
 
 def changed(text: str, path: str, facts: WizardFacts, answers: Answers) -> str:
-    """Return the profile's text with what the answers change, and everything else unchanged."""
+    """Apply the answers to the text of a profile; everything else remains unchanged."""
     before = flat(facts.profiles[WizardState(facts, answers).place]) if text else {}
     after = flat(profile_after(facts, answers))
     text = text or BLANK

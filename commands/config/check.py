@@ -1,4 +1,4 @@
-"""Checks of values and of whole profiles; `headway config validate`."""
+"""Validation of values and profiles; `headway config validate`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def validate(argv: Sequence[str]) -> int:
     """Check the named files, or those that a launch here would read; return 1 if one is invalid."""
     parser = Parser(
         "config validate",
-        "Check profiles: the files named, or those that a launch here would read. A profile may be "
-        "for another machine: what only this machine cannot run is not an error.",
+        "Check the given profiles, or those that a launch here would read. A profile may be for "
+        "another machine: values that only this machine does not support are not errors.",
         usage="headway config validate [--profile NAME] [FILE ...]",
     )
     parser.shared_flags("--profile")
@@ -40,9 +40,9 @@ def validate(argv: Sequence[str]) -> int:
     if not paths:
         raise ConfigError(
             "no profile to check",
-            where=f"{shown(choose_profile(parsed.profile).path)}, and no headway.yaml from here "
-            "upward",
-            fix="`headway config` writes one; or pass a file",
+            where=f"{shown(choose_profile(parsed.profile).path)}, and headway.yaml in this folder "
+            "or above",
+            fix="run `headway config` to write a profile, or pass a file",
         )
     valid = [is_valid([path], machine) for path in paths]
     if not files and len(paths) > 1 and all(valid):  # a launch reads them together
@@ -51,7 +51,7 @@ def validate(argv: Sequence[str]) -> int:
 
 
 def is_valid(paths: Sequence[str], machine: Machine) -> bool:
-    """Print the problems that these profiles together have anywhere, or that there are none."""
+    """Print the problems that these profiles together have on any machine, or `ok`."""
     try:
         found = profile_problems([read_profile(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
@@ -96,7 +96,7 @@ def with_idle_gpus(machine: Machine) -> Machine:
 
 
 def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
-    """Return the values that words such as `num_processes=2` set; raise all errors at once."""
+    """Parse assignments such as `num_processes=2`; raise all errors at once."""
     where = str(origin)
     problems = []
     values: dict[str, Raw] = {}
@@ -123,7 +123,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the values of `entries` as a profile holds them; raise `problems` and invalid ones."""
+    """Return the values of `entries` as written in profiles; raise `problems` and invalid ones."""
     try:
         parse_layers(layers_of(entries))
     except ConfigError as error:
@@ -137,7 +137,7 @@ def checked_values(
 
 
 def layers_of(entries: Mapping[str, Entry]) -> list[Entries]:
-    """Return a layer for each of `entries`; `env.NAME` is one variable."""
+    """Return a layer for each of `entries`; `env.NAME` sets a single variable."""
     layers: list[Entries] = []
     for key, entry in entries.items():
         name, _, item = key.partition(".")

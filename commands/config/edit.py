@@ -1,4 +1,4 @@
-"""`headway config set | unset`: change a profile, and nothing else in its file."""
+"""`headway config set | unset`: change keys of a profile; the rest of the file is unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def set_keys(argv: Sequence[str]) -> int:
     parser = Parser(
         "config set",
         "Set these keys in your profile; comments and all other lines are kept. "
-        "env.NAME=VALUE sets one variable.",
+        "env.NAME=VALUE sets a single variable.",
         usage="headway config set [--profile NAME] KEY=VALUE ...",
         appendix=f"\nkeys:\n{rows}",
     )
@@ -76,7 +76,7 @@ def unset_keys(argv: Sequence[str]) -> int:
 
 
 def _without(text: str, keys: Sequence[str]) -> str:
-    """Return the profile `text` without these keys; raise once for all that cannot be removed."""
+    """Return the profile `text` without these keys; raise all errors at once."""
     problems = []
     entries = parse_profile(text, "the profile", Layer.PROFILE)
     present = list(flat({name: entry.raw for name, entry in entries.items()}))
@@ -95,7 +95,7 @@ def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
     what = f"{key!r} is not set in the profile" + (f"; did you mean {close!r}?" if close else "")
     if key == "version":
         what = "version cannot be removed"
-    fix = "`headway config show --origin` says where each value is from"
+    fix = "run `headway config show --origin` to see where each value comes from"
     return Problem(what, "the command line", fix)
 
 
@@ -104,8 +104,8 @@ def apply(
 ) -> None:
     """Change the profile at `path`, which may be missing, and print the differences.
 
-    Values that this machine cannot run are written with a note: a profile may be for another one.
-    Problems of changed values name `origin`; without it, their line in the profile.
+    Values that this machine does not support are written, with a note: a profile may be for
+    another machine. Problems of changed values report `origin`, or their line in the profile.
     """
     old = text_at(path)
     before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)
@@ -114,7 +114,7 @@ def apply(
     entries = dict(after)
     for name, entry in after.items():
         if _raw(before, name) == entry.raw:
-            entries[name] = before[name]  # with the line where it stands now
+            entries[name] = before[name]  # with its current line
         elif origin is not None:
             entries[name] = entry._replace(origin=origin)
     if found := profile_problems([entries], machine):
@@ -138,12 +138,12 @@ def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> lis
 
 
 def _shown(key: str, raw: Raw) -> str:
-    """Return a value as profiles have it, with secrets masked."""
+    """Return a value as written in profiles, with secrets masked."""
     return written(masked_value(key, raw))
 
 
 def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the values with each variable of `env` as `env.NAME`; an invalid `env` stays."""
+    """Return the values with each variable of `env` as `env.NAME`; keep an invalid `env`."""
     try:
         variables = Settings.env.kind(values.get("env", {}))
     except ValueError:

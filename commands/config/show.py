@@ -1,4 +1,4 @@
-"""`headway config show | path | list`: print settings and profiles, change nothing."""
+"""`headway config show | get | path | list`: print settings and profiles."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def show(argv: Sequence[str]) -> int:
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
     settings, problems = _resolved(parsed)
-    # in plain columns: rich would take 80 ms, more than all the rest
+    # without rich, which would take 80 ms, more than the rest of the command
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
     for problem in problems:
-        log(f"note: a launch would be refused: {problem.what}")
+        log(f"note: a launch would fail: {problem.what}")
     return 0
 
 
 def _resolved(parsed: Parsed) -> tuple[Settings, Sequence[Problem]]:
-    """Return the settings to show, and why a launch would refuse them."""
+    """Return the settings to show, and the problems of a launch with them."""
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     cluster = cluster_layer(environ, layers)
@@ -79,9 +79,9 @@ def get(argv: Sequence[str]) -> int:
     if name is None or name not in TABLE:
         close = did_you_mean(name or "", TABLE)
         raise ConfigError(
-            f"{name!r} is not a setting" if name else "which setting?",
+            f"{name!r} is not a setting" if name else "no setting given",
             where="the command line",
-            fix=f"`headway config get {close}`" if close else "`headway config show` lists them",
+            fix=f"run `headway config {f'get {close}' if close else 'show'}`",
         )
     print(text_of(_resolved(parsed)[0].values[name].value))
     return 0
@@ -121,9 +121,9 @@ def list_profiles(argv: Sequence[str]) -> int:
 
 
 def _settings_in(path: str) -> str:
-    """Return the settings in the profile on one line, or why there are none."""
+    """Return the settings in the profile on one line, or the reason why it has none."""
     if not exists(path):
-        return "does not exist: `headway config` writes it"
+        return "does not exist: run `headway config` to write it"
     try:
         entries = read_profile(path, Layer.PROFILE)
         parse_layers([entries])

@@ -1,1 +1,1 @@
-"""`headway config import` and `export`: settings of other tools, to and from ours."""
+"""`headway config import` and `export`: convert settings to and from other tools."""

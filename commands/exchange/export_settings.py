@@ -1,4 +1,4 @@
-"""`headway config export`: the settings of a launch on this machine, for another tool."""
+"""`headway config export`: print the settings of a launch here for another tool."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NAME = "headway"  # of the Job
 
 def export(argv: Sequence[str]) -> int:
     parser = Parser("config export", "Print the settings of a launch here, for another tool.")
-    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="how to print them")
+    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="output format")
     parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
-    parser.flag("--name", metavar="NAME", help="for k8s: what to call the Job (headway)")
+    parser.flag("--name", metavar="NAME", help="for k8s: the name of the Job (default: headway)")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
     if parsed.format is None:
@@ -48,13 +48,13 @@ def export(argv: Sequence[str]) -> int:
     settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
     if is_manifest:
-        text, notes = _manifest(parsed, settings, names)  # it holds no secrets
+        text, notes = _manifest(parsed, settings, names)  # it contains no secrets
     else:
-        told = settings if parsed.show_secrets else settings.without_secrets()
+        visible = settings if parsed.show_secrets else settings.without_secrets()
         has_value = [name for name in names if settings.values[name].value is not None]
-        text = "".join(f"{_assignment(name, told, parsed.format)}\n" for name in has_value)
-        hidden = [name for name, value in settings.env.items() if told.env[name] != value]
-        masked = f"the secret in {', '.join(hidden)} is masked: --show-secrets prints it"
+        text = "".join(f"{_assignment(name, visible, parsed.format)}\n" for name in has_value)
+        hidden = [name for name, value in settings.env.items() if visible.env[name] != value]
+        masked = f"the secret in {', '.join(hidden)} is masked: pass --show-secrets to print it"
         notes = [masked] if hidden else []
     print(text, end="")
     for note in notes:
@@ -63,7 +63,7 @@ def export(argv: Sequence[str]) -> int:
 
 
 def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the manifest, and notes about what it lacks and needs."""
+    """Return the manifest, and notes about settings that it omits and secrets that it requires."""
     import yaml
 
     name = parsed.name or _NAME
@@ -72,16 +72,13 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
     }
     objects = to_kubernetes(settings, texts, name=name, image=parsed.image, program=[SCRIPT])
     notes = [
-        f"{key} is not exported: it has no counterpart"
-        for key in not_in_kubernetes(settings, names)
+        f"{key} is not exported: it has no equivalent" for key in not_in_kubernetes(settings, names)
     ]
     if secrets := secrets_of(settings):
         values = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
         words = [f"--from-literal={key}={values.get(key, '...')}" for key in secrets]
         create = f"kubectl create secret generic {secret_name(name)} {' '.join(words)}"
-        notes.append(
-            f"the pods read {', '.join(secrets)} from a Secret, to be made first: {create}"
-        )
+        notes.append(f"the pods read {', '.join(secrets)} from a Secret; create it first: {create}")
     return yaml.safe_dump_all(objects, sort_keys=False), notes
 
 
@@ -99,7 +96,7 @@ def _assignment(name: str, settings: Settings, style: str) -> str:
 
 
 def _as_text(name: str, settings: Settings) -> str:
-    """Return the value of a setting as its variable holds it."""
+    """Return the value of a setting in the form of its environment variable."""
     value = settings.values[name].value
     if name == "env":
         return shlex.join(f"{k}={v}" for k, v in value.items())

@@ -1,4 +1,4 @@
-"""`headway config import FILE`: settings from a file of `accelerate config`."""
+"""`headway config import FILE`: import settings from an `accelerate config` file."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 _DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs
 _TYPES = ("NO", *_DEVICES, *_SHARDED)
-_OF_TRAINING = (  # without which training, or the memory that it needs, would be different
+_OF_TRAINING = (  # keys that change training, or the memory that it needs
     *("distributed_type", "deepspeed_config", "megatron_lm_config", "fsdp_config"),
     *("mixed_precision", "fp8_config", "fp16"),
 )
 _STEPS = "gradient_accumulation_steps"
-_OF_SEVERAL_MACHINES = {  # keys, and the setting that each becomes
+_OF_SEVERAL_MACHINES = {  # keys: the equivalent settings
     "machine_rank": "machine_rank",
     "main_process_ip": "main_address",
     "main_process_port": "main_port",
 }
 _RESET = (*("device", "devices", "num_processes", "mixed_precision"), *OF_MACHINES, *OF_STRATEGIES)
-"""Settings that the file sets as a whole: what it does not name has Accelerate's default."""
+"""Settings that are removed if the file does not set them: it implies Accelerate's defaults."""
 
 _STRATEGIES = {
     **dict.fromkeys(("true", "full_shard", "1"), FSDP),
@@ -47,12 +47,12 @@ _SWITCHES = {
     "fsdp_offload_params": "cpu_offload",
     "fsdp_activation_checkpointing": "activation_checkpointing",
 }
-_WRAPS = {  # a policy, and the key of what it wraps
+_WRAPS = {  # policies: the key of what each wraps
     "transformer_based_wrap": "fsdp_transformer_layer_cls_to_wrap",
     "size_based_wrap": "fsdp_min_num_params",
     "no_wrap": "",
 }
-_SAME_HERE = {  # keys of fsdp_config, and the values that change nothing here
+_SAME_HERE = {  # keys of fsdp_config: the values that have no effect here
     "fsdp_version": ("1", "2"),
     "fsdp_state_dict_type": ("sharded_state_dict", "full_state_dict"),
     "fsdp_cpu_ram_efficient_loading": ("true", "false"),
@@ -61,22 +61,20 @@ _SAME_HERE = {  # keys of fsdp_config, and the values that change nothing here
     "fsdp_forward_prefetch": ("false",),
     "fsdp_backward_prefetch": ("backward_pre", "no_prefetch"),
 }
-_LOSES = (
-    "training would be different: Headway has DDP and FSDP, in fp32, fp16 or bf16, and would lose"
-)
+_LOSES = "training would differ: Headway supports DDP and FSDP, in fp32, fp16 or bf16, but not"
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
 
 def import_file(argv: Sequence[str]) -> int:
     parser = Parser(
         "config import",
-        "Write the settings in a file of `accelerate config` (YAML or JSON) to your profile.",
+        "Write the settings of an `accelerate config` file (YAML or JSON) to your profile.",
         usage="headway config import [--profile NAME] FILE",
     )
     parser.shared_flags("--profile")
     parsed, words = parser.parse_words(argv)
     if len(words) != 1:
-        parser.error("one file of `accelerate config` is required")
+        parser.error("exactly one `accelerate config` file is required")
     where = shown(words[0])
     text = read_text(words[0], "configuration")
     config = _texts_at(compose(text, Origin(Layer.IMPORTED, where)), where)
@@ -90,7 +88,7 @@ def import_file(argv: Sequence[str]) -> int:
     path = trusted_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost:
-        fix = "import a copy of the file without these keys, if training may be different"
+        fix = "import a copy of the file without these keys, if training may differ"
         raise ConfigError.of([Problem(_LOSES, where, fix, details="\n".join(imported.lost))])
 
     def merged(text: str) -> str:
@@ -107,7 +105,7 @@ def import_file(argv: Sequence[str]) -> int:
 
 
 def _texts_at(node: Any, where: str) -> Any:
-    """Return the data of a YAML node, with every scalar as its text."""
+    """Convert a YAML node to data, with every scalar as text."""
     if node is None or node.id == "scalar":
         return node and node.value
     if node.id == "sequence":
@@ -115,7 +113,7 @@ def _texts_at(node: Any, where: str) -> Any:
     found: dict[str, Any] = {}
     for key, value in node.value:
         if key.id != "scalar" or key.value in found:
-            what = f"duplicate key {key.value!r}" if key.id == "scalar" else "a key is no text"
+            what = f"duplicate key {key.value!r}" if key.id == "scalar" else "a key is not a scalar"
             line = key.start_mark.line + 1
             raise ConfigError(what, where=f"{where}, line {line}", fix="correct it in that file")
         found[key.value] = _texts_at(value, where)
@@ -124,14 +122,14 @@ def _texts_at(node: Any, where: str) -> Any:
 
 class Imported(NamedTuple):
     values: dict[str, Raw]
-    lost: list[str]  # without which training would be different, a line for each
-    not_imported: list[str]  # what else has no counterpart here
+    lost: list[str]  # keys that would change training, a line for each
+    not_imported: list[str]  # other keys without an equivalent, a line for each
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
-    """Return the settings of an Accelerate configuration.
+    """Convert an Accelerate configuration to settings.
 
-    `config` has every scalar as text, a missing value as `null`; `where` is the file, for messages.
+    In `config`, scalars are text and missing values are `null`; `where` is the file, for messages.
     """
     if "compute_environment" not in config and "distributed_type" not in config:
         raise ConfigError(
@@ -147,7 +145,7 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     precision = file.text("mixed_precision").lower()
     if precision in TABLE["mixed_precision"].choices:
         values["mixed_precision"] = precision
-    elif precision:  # fp8, and whatever else Accelerate may have
+    elif precision:  # fp8, or another precision of Accelerate
         file.left["mixed_precision"] = precision
     if steps := file.text(_STEPS):
         values[_STEPS] = steps
@@ -171,7 +169,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return the number of machines and of processes on each: Accelerate's is their total."""
+    """Return the number of machines and of processes on each; Accelerate's is the total."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)
@@ -179,7 +177,7 @@ def _machines(file: _File, kind: str) -> dict[str, Raw]:
         return {} if total is None else {"num_processes": str(total)}
     if total is not None and total % machines:
         raise ConfigError(
-            f"num_processes is {total}, which is not divisible by num_machines, {machines}",
+            f"num_processes is {total}, which is not divisible by num_machines ({machines})",
             where=file.where,
             fix="import a file for one machine, and set num_processes on each machine",
         )
@@ -198,7 +196,7 @@ def _machines(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _sharding(left: dict[str, Any]) -> dict[str, Raw]:
-    """Move what `fsdp_config` sets from `left` to settings."""
+    """Convert keys of `fsdp_config` to settings, and remove them from `left`."""
     words = {key: text.lower() for key, text in left.items() if isinstance(text, str)}
     values: dict[str, Raw] = {"strategy": FSDP}
     taken = {key for key, same in _SAME_HERE.items() if words.get(key) in same}
@@ -221,7 +219,7 @@ def _sharding(left: dict[str, Any]) -> dict[str, Raw]:
 
 
 class _File:
-    """What is left of a configuration; each method takes one key out of it."""
+    """The remaining keys of a configuration; each method reads a key and removes it."""
 
     def __init__(self, left: dict[str, Any], where: str) -> None:
         self.left, self.where = left, where
@@ -231,7 +229,7 @@ class _File:
         return value if isinstance(value, str) else self._refuse(key, value, "a single value")
 
     def texts(self, key: str) -> list[str]:
-        """Return a list, or what a text holds between commas."""
+        """Return a list, or the parts of a comma-separated string."""
         value = self.left.pop(key, [])
         found = value.split(",") if isinstance(value, str) else value
         if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
@@ -239,9 +237,9 @@ class _File:
         return [word.strip() for word in found]
 
     def map(self, key: str) -> dict[str, Any]:
-        """Return the map of a key, which stays."""
+        """Return the mapping of a key, without removing the key."""
         value = self.left.get(key, {})
-        return value if isinstance(value, dict) else self._refuse(key, value, "a map")
+        return value if isinstance(value, dict) else self._refuse(key, value, "a mapping")
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         value = self.text(key, default)
@@ -251,7 +249,7 @@ class _File:
     def count(self, key: str) -> int | None:
         text = self.text(key)
         if text and not (text.isascii() and text.isdecimal() and int(text)):
-            self._refuse(key, text, "a whole number, 1 or more")
+            self._refuse(key, text, "an integer, 1 or more")
         return int(text) if text else None
 
     def _refuse(self, key: str, value: object, expected: str) -> NoReturn:

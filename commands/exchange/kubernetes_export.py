@@ -1,6 +1,6 @@
-"""Write a launch of ours as a manifest for Kubernetes: an indexed Job, a pod for each machine.
+"""Convert a launch to a Kubernetes manifest: an indexed Job with a pod for each machine.
 
-Pure. Source: the API reference of Kubernetes, batch/v1 and core/v1.
+Pure. Source: the Kubernetes API reference, batch/v1 and core/v1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headway.ipc.secrets import masked
 from headway.launcher.processes.shutdown import grace_of
 from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings
 
-_PORT = 29500  # each pod has an address of its own, so that any port is free
+_PORT = 29500  # each pod has its own address, so any port is free
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
-_NOT_THERE = ("hosts", *OF_JOBS)
+_NOT_EXPORTED = ("hosts", *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_ACTIONS = (("Ignore", STOPPED_AND_SAVED), ("FailJob", REPEATED))  # run again, or never again
+_ACTIONS = (("Ignore", STOPPED_AND_SAVED), ("FailJob", REPEATED))  # retried, or never retried
 
 Manifest = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def to_kubernetes(
 ) -> list[Manifest]:
     """Return the objects that run `headway launch PROGRAM`, with one pod per machine.
 
-    `texts` are the settings that the pods get.
+    `texts` holds the settings that are passed to the pods.
     """
     is_one = settings.num_machines == 1
     grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S
@@ -48,7 +48,7 @@ def to_kubernetes(
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s,  # at most
         "containers": [container],
-        # the default of 64 MiB is too little for the workers of data loaders
+        # the default of 64 MiB is too small for data loader workers
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
     job = {
@@ -73,7 +73,7 @@ def _rule(action: str, code: int) -> Manifest:
 
 
 def secrets_of(settings: Settings) -> list[str]:
-    """Return the variables that the pods get from a Secret, which the manifest only names."""
+    """Return the names of the variables that the pods read from a Secret."""
     env = settings.env
     hidden = [name for name in _sent(settings) if masked(name, env[name]) != env[name]]
     return hidden if settings.num_machines == 1 else [KEY_VARIABLE, *hidden]
@@ -84,12 +84,12 @@ def secret_name(name: str) -> str:
 
 
 def not_in_kubernetes(settings: Settings, names: Sequence[str]) -> Iterator[str]:
-    yield from (name for name in names if name in _NOT_THERE)
+    yield from (name for name in names if name in _NOT_EXPORTED)
     yield from (f"env.{name}" for name in settings.env if name not in _sent(settings))
 
 
 def _service(name: str) -> Manifest:
-    """Return the headless service that gives each pod a host name, before it is ready."""
+    """Return the headless service that gives each pod a host name, even before it is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -103,13 +103,13 @@ def _service(name: str) -> Manifest:
 
 
 def _variables(settings: Settings, texts: Mapping[str, str], name: str) -> Iterator[Manifest]:
-    """Yield the variables of the pods; the index of a pod in its Job is its machine rank."""
+    """Yield the variables of the pods; the machine rank is the index of a pod in its Job."""
     place: dict[str, object] = {"num_machines": settings.num_machines}
     if settings.num_machines > 1:
         place |= {"main_address": f"{name}-0.{name}", "main_port": settings.main_port or _PORT}
-    told = {key: text for key, text in texts.items() if key not in ("env", *OF_MACHINES)}
-    for key, value in {**place, **told}.items():
-        if key not in _NOT_THERE:
+    passed = {key: text for key, text in texts.items() if key not in ("env", *OF_MACHINES)}
+    for key, value in {**place, **passed}.items():
+        if key not in _NOT_EXPORTED:
             yield {"name": TABLE[key].variable, "value": _literal(str(value))}
     secrets = secrets_of(settings)
     for variable in _sent(settings):
@@ -125,5 +125,5 @@ def _sent(settings: Settings) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    """Return a text that Kubernetes leaves as it is: it replaces $(NAME) in commands and values."""
+    """Escape $(NAME), which Kubernetes would expand in commands and values."""
     return text.replace("$(", "$$(")

@@ -96,7 +96,7 @@ def test_why_prints_the_report_and_what_has_changed() -> None:
     assert "\x1b" not in text
     told = json.loads(run("why", "--json")[1])
     assert (told["compared_with"], told["changes"][0]["after"]) == (good.name, "0.3")
-    assert "nothing that is recorded has changed" in run("why", write_run(1).name)[1]
+    assert "no recorded changes" in run("why", write_run(1).name)[1]
 
 
 def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_the_command_line_of_a_run_is_printed_with_the_variables_of_settings() -
     write_run(variables=variables, command=("--cpu", "train.py", "--api-key", "***"))
     words = "headway launch --cpu train.py --api-key '***'"
     command = f"cd /work && HEADWAY_MIXED_PRECISION=bf16 {words}"
-    assert run("why")[1].endswith(f"\nthe same again:\n  {command}\n")
-    assert run("runs")[1].endswith(f"headway: the newest again: {command}\n")
+    assert run("why")[1].endswith(f"\nto repeat it:\n  {command}\n")
+    assert run("runs")[1].endswith(f"headway: to repeat the newest: {command}\n")
     assert json.loads(run("runs", "--json")[1])[0]["command"] == command
 
 

@@ -104,7 +104,7 @@ def test_flags_are_taken_on_both_sides_of_the_run(
 
 
 def test_a_run_that_is_not_there_is_refused(launch: RunFigures) -> None:
-    with pytest.raises(ConfigError, match="'1' is not the process id of a running launch"):
+    with pytest.raises(ConfigError, match="'1' is not the process ID of one of your"):
         top.main(["1"])
 
 
@@ -113,14 +113,14 @@ def test_before_the_first_step_there_are_no_ranks(
 ) -> None:
     assert printed(capsys)[0]["ranks"] == []
     assert main(["top", str(os.getpid())]) == 0
-    assert capsys.readouterr().out.endswith("no rank has told of an optimizer step yet\n")
+    assert capsys.readouterr().out.endswith("no rank has reported an optimizer step yet\n")
 
 
 def test_of_several_launches_it_is_said_whose_ranks_are_shown(
     launch: RunFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    said = "these are the ranks of 4321; `headway top RUN` shows those of RUN"
+    said = "showing the ranks of 4321; `headway top RUN` shows another launch"
     assert said in screen(150, None)
     assert "headway top RUN" not in screen(150)
     assert main(["top"]) == 0
@@ -138,7 +138,7 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
     text = screen(150)
     assert text.count("(machine lost)") == 4
     assert "makes all others wait" not in text
-    assert "no launch of yours runs" in screen(150, None, [])
+    assert "you have no running launches" in screen(150, None, [])
 
 
 def test_the_live_screen_ends_with_q_and_with_the_run_that_is_named(

@@ -25,7 +25,7 @@ QUESTIONS = [
     "Where should",
     "How many",
     "Which prec",
-    "Where to keep",
+    "Where to save",
     "More settings?",
     "What now?",
 ]
@@ -38,7 +38,7 @@ def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> No
         assert terminal.exit_code() == 0
         assert profile() == CUDA
         screen = terminal.text
-    assert screen.startswith("Found here: 8 GPUs (NVIDIA H100 80GB HBM3), 64 usable cores.\n")
+    assert screen.startswith("Detected: 8 GPUs (NVIDIA H100 80GB HBM3), 64 usable cores.\n")
     assert "A launch: your_script.py: 8 processes on cuda, precision bf16, 8 threads" in screen
     assert screen.endswith("next: headway launch your_script.py")
 

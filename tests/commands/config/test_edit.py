@@ -74,7 +74,7 @@ def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
     assert main(["launch", "--profile", "two", "--dry-run", "-m", "this"]) == 0
     out = capsys.readouterr().out
     assert "3 processes on cpu" in out
-    assert "note: num_processes of user profile ~/.config/headway/two.yaml, line 3" in out
+    assert "note: num_processes from user profile ~/.config/headway/two.yaml, line 3" in out
     assert main(["launch", "--profile", "tow", "--dry-run", "-m", "this"]) == 2
     assert "did you mean 'two'?" in capsys.readouterr().err
 

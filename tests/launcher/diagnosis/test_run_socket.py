@@ -95,7 +95,7 @@ def test_a_launcher_that_ends_before_it_answers_is_not_said_to_be_slow(
 ) -> None:
     own = ActiveRun(os.getpid(), "train.py", 2, 0, 1, 1e9)  # its process is still there
     monkeypatch.setattr(stack, "list_runs", lambda: [own])
-    with pytest.raises(LaunchError, match="ended before it answered"):
+    with pytest.raises(LaunchError, match="exited before it responded"):
         stack.main([])
 
 
@@ -245,7 +245,7 @@ def test_stack_without_a_pid_lists_several_launches(
     _, first, second = streams.out.splitlines()
     assert first.split()[:3] == ["11", "a.py", "2"]
     assert second.split()[:6] == ["12", "b.py", "8", "(machine", "1", "of"]
-    assert "2 launches run on this machine" in streams.err
+    assert "2 launches are running on this machine" in streams.err
 
 
 def test_stack_without_a_pid_and_without_a_launch_says_so(
