@@ -21,7 +21,7 @@ from headway.migration.scripts import (
 )
 
 _LISTED = 5  # line numbers per name
-SCRIPTS = "SCRIPT: a script, or a folder with scripts: .py files that import accelerate"
+SCRIPTS = "SCRIPT: a script, or a folder to search for .py files that import accelerate"
 _GUIDES = (
     (
         ("transformers", "trl", "sentence_transformers", "diffusers"),
@@ -38,7 +38,7 @@ _GUIDES = (
         "see docs/guides/coming-from.md for the lines to change; torchrun scripts run unchanged",
     ),
 )
-"""Advice for scripts without Accelerate: the packages that they import, in order, and a text."""
+"""Advice for scripts without Accelerate, by imported packages; the first match is used."""
 
 
 class _Report(NamedTuple):
@@ -101,7 +101,7 @@ def _report(path: str, script: Script, compat: bool) -> _Report:
         after = rewritten(script, compat=compat)
     except ValueError as error:
         raise ConfigError(
-            f"the imports cannot be changed: {error}",
+            f"cannot change the imports: {error}",
             where=path,
             fix="write each import of Accelerate on a separate line",
         ) from None

@@ -103,7 +103,7 @@ def make_parser() -> Parser:
         appendix=EXAMPLES,
     )
     parser.flag("--devices", metavar="DEVICES", help="devices to train on (default: here)")
-    parser.flag("--cpu", help="the same as --devices cpu")
+    parser.flag("--cpu", help="alias for --devices cpu")
     parser.flag("--strategy", metavar="NAME", help="print only this row of the table")
     of_launch = "as for headway launch; for scripts that use Accelerator"
     parser.flag("--mixed-precision", metavar="NAME", choices=list(PRECISIONS), help=of_launch)

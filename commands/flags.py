@@ -50,7 +50,7 @@ _SHARED: Mapping[str, Any] = {
 
 
 class Parser:
-    """A strict parser: no abbreviations, and ConfigError instead of an exit.
+    """A parser without abbreviations, which raises ConfigError instead of exiting.
 
     argparse is used only for --help: importing and filling it takes a tenth of a launch.
     """
@@ -247,7 +247,7 @@ class Parser:
             has_value = flag.takes_value and flag.default_value is None
             fix = f"pass {close} {value}".rstrip() if has_value else f"pass {close}"
         if self.command == "launch":
-            of_script = "put flags of the script after its name"
+            of_script = "put the script's flags after its name"
             fix = f"{fix}, or {of_script}" if close else of_script
             if os.path.isfile(name):
                 fix = f"write ./{name} for a script whose name starts with a dash"
@@ -270,7 +270,7 @@ def flag_layer(parsed: Parsed) -> dict[str, Entry]:
         if not equals:
             raise bad_words(f"{SET} is {word!r}, not NAME=VALUE", fix=f"pass {SET} record=off")
         if name in layer:
-            raise bad_words(f"{name} is set twice", fix="keep one of the two")
+            raise bad_words(f"{name} is set twice", fix="remove one of them")
         layer[name] = Entry(raw, Origin(Layer.FLAG, flag=f"{SET} {name}"))
     return layer
 

@@ -336,23 +336,23 @@ def make_parser() -> Parser:
         short="-m",
         metavar="MODULE",
         is_last=True,
-        help="run a module, as python -m does",
+        help="run a module, like python -m",
     )
     parser.flag("--no-python", help="run a program that is not a Python script")
     parser.flag(
         "--quiet",
         short="-q",
-        help="do not print the plan's summary and the waiting messages at startup",
+        help="do not print the plan's summary or waiting messages at startup",
     )
     plan = "plan"
     parser.flag(
         "--dry-run",
         heading=plan,
-        help="print the plan, with the origin of each value, and start nothing",
+        help="print the plan, with the origin of each value, without starting it",
     )
     parser.shared_flags("--show-secrets", "--profile", "--machine", heading=plan)
     device, ranks, *_ = TOPICS
-    parser.flag("--cpu", heading=device, help="the same as --device cpu")
+    parser.flag("--cpu", heading=device, help="alias for --device cpu")
     parser.flag(
         "--wait",
         heading=device,
@@ -407,6 +407,6 @@ def _mentions_rank(program: Program) -> bool:
 def _cpu_flag(device: Entry | None) -> Entry:
     if device is not None and str(device.raw).strip().lower() != "cpu":
         raise bad_words(
-            f"--cpu and --device {device.raw} contradict each other", fix="pass one of the two"
+            f"--cpu and --device {device.raw} contradict each other", fix="pass only one of them"
         )
     return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 def follow_job(job: str) -> int:
     """Print a job's output until it ends or Ctrl-C is pressed; return the exit code.
 
-    Raises LaunchError if SLURM does not know the job.
+    Raises LaunchError if the job is unknown to SLURM.
     """
     try:
         ended = slurm_jobs.follow(job, _write, log)

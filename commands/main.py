@@ -42,7 +42,7 @@ GROUPS = {
         "checkpoint": "list, verify, export and remove checkpoints",
     },
     "settings": {
-        "config": "ask about this machine and write its profile; show, change and check profiles"
+        "config": "ask questions and write this machine's profile; show, change and check profiles"
     },
     "machine": {
         "doctor": "report what is wrong with this machine, and how to fix it",

@@ -120,7 +120,7 @@ def _report(record: RunRecord) -> Iterator[str]:
 def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]:
     if good is None:
         return
-    yield f"<h2>Changed since run {_text(good.name)}, which ended well</h2>"
+    yield f"<h2>Changed since run {_text(good.name)}, which succeeded</h2>"
     if not changes:
         yield "<p>No recorded changes.</p>"
         return

@@ -189,7 +189,7 @@ def _diff(before: RunRecord, after: RunRecord, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([change._asdict() for change in found], indent=2))
     elif found:
-        print(f"run {after.name} differs from run {before.name} in")
+        print(f"run {after.name} differs from run {before.name} in:")
         print_changes(found)
     else:
         print(f"no recorded differences between runs {before.name} and {after.name}")

@@ -112,7 +112,7 @@ def _frozen(request: RemoteJob, settings: Settings, into: str, written: Mapping[
     in_place = "--set snapshot=off runs it in place"
     _note(
         request,
-        f"the job runs the code as it is now, and reads other files when it runs: "
+        f"the job runs a snapshot of the code, and reads other files when it runs: "
         f"{shown(code)} ({in_place})",
     )
     return frozen._replace(variables={**values, **frozen.variables, CODE_VARIABLE: code})
@@ -237,7 +237,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
         raise ConfigError(
             f"sbatch sets nodes={own['nodes']}, but num_machines is {settings.num_machines}",
             where=settings.where("sbatch", "num_machines"),
-            fix="keep one of the two",
+            fix="remove one of them",
         )
     options |= own
     for key, value in options.items():
@@ -347,7 +347,7 @@ def _print_notes(
             "an environment variable would not be"
         )
     if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
-        log("note: SLURM may allocate one core per machine; request more: --sbatch cpus-per-task=N")
+        log("note: SLURM may give one core per machine; request more with --sbatch cpus-per-task=N")
 
 
 def _make_folder(folder: str, settings: Settings) -> None:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         "equals that of a single process.",
     )
     parser.flag("--json", help="print one JSON object: {checks}")
-    parser.flag("--cpu", help="the same as --device cpu")
+    parser.flag("--cpu", help="alias for --device cpu")
     parser.shared_flags("--profile")
     parser.setting_flags(("device", "ranks on this machine", "several machines"))
     own, rest = parser.split(argv)

@@ -62,10 +62,10 @@ def main(argv: Sequence[str]) -> int:
         if good is None:
             print("\nno earlier successful run of this script is recorded")
         elif found:
-            print(f"\nchanged since run {good.name}, which was successful:")
+            print(f"\nchanged since run {good.name}, which succeeded:")
             print_changes(found)
         else:
-            print(f"\nno recorded changes since run {good.name}, which was successful")
+            print(f"\nno recorded changes since run {good.name}, which succeeded")
         if line := command_line(record):
             print(f"\nto repeat it:\n  {line}")
     return 0

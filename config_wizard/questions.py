@@ -122,7 +122,7 @@ class WizardState(NamedTuple):
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the device is one of several GPUs."""
+        """Whether the device is a GPU that is selected by number."""
         return kind_of(self.device).is_numbered
 
     @property

@@ -1,4 +1,4 @@
-"""`headway config`: ask about this machine, and write the profile."""
+"""`headway config`: ask questions about this machine and write its profile."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_parser(appendix: str = "") -> Parser:
     """Return the parser of `headway config`; its --help ends with `appendix`."""
     parser = Parser(
         "config",
-        "Ask about this machine and write its profile. Enter accepts the recommended answer.",
+        "Ask questions about this machine and write its profile. Enter accepts the default answer.",
         usage="headway config [flags]\n       headway config <subcommand> ...",
         appendix=appendix,
     )
@@ -74,9 +74,9 @@ def make_parser(appendix: str = "") -> Parser:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set this, and do not ask for it (repeatable)",
+        help="set this value without asking for it (repeatable)",
     )
-    parser.flag("--dry-run", help="print what would be written, and write nothing")
+    parser.flag("--dry-run", help="print what would be written, without writing it")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     return parser
 
@@ -107,7 +107,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
 
 
 def _print_next(parsed: Parsed, and_test: bool) -> int:
-    """Print the next command to type, after `headway test` if asked for; return the exit code."""
+    """Run `headway test` if requested, print the next command, and return the exit code."""
     flags = {"--profile": parsed.profile, "--machine": parsed.machine}
     same = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
     if and_test:

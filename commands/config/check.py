@@ -108,12 +108,12 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
             name = word if word.partition(".")[0] in TABLE else "KEY"
             problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {name}=VALUE"))
         elif key in values:
-            problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
+            problems.append(Problem(f"{key} is set twice", where, "remove one of them"))
         if equals:
             values[key] = raw
     if "env" in values:
         problems += [
-            Problem(f"{key} is set twice: env sets all variables", where, "keep one of the two")
+            Problem(f"{key} is set twice: env sets all variables", where, "remove one of them")
             for key in values
             if key.startswith("env.")
         ]

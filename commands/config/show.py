@@ -72,8 +72,8 @@ def _as_json(settings: Settings) -> str:
 
 
 def get(argv: Sequence[str]) -> int:
-    """Print the value of one setting, as a launch here uses it."""
-    parser = Parser("config get", "Print the value of one setting that a launch here uses.")
+    """Print the value of a setting, as used by a launch here."""
+    parser = Parser("config get", "Print the value of a setting, as used by a launch here.")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed, name = parser.parse_flag(argv, "KEY")
     if name is None or name not in TABLE:

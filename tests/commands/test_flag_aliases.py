@@ -10,7 +10,7 @@ from headway.commands.flag_aliases import torchrun_note
 from headway.commands.launch import make_parser
 from headway.errors import ConfigError
 
-OF_SCRIPT = "put flags of the script after its name"
+OF_SCRIPT = "put the script's flags after its name"
 
 
 def refused(*words: str) -> tuple[str, str]:

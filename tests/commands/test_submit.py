@@ -489,7 +489,7 @@ def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_s
     repository: Path, sbatch: Path, tmp_path: Path
 ) -> None:
     _, text = run("launch", "--submit", "slurm", "--set", "snapshot=off", "--cpu", "train.py")
-    assert "the code as it is now" not in text
+    assert "a snapshot of the code" not in text
     Path("data/own.py").write_text("")
     assert "git ignores the script" in run("launch", "--submit", "slurm", "data/own.py")[1]
     (tmp_path / "own.py").write_text("")
