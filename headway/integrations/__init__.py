@@ -1,1 +1,1 @@
-"""Joins training libraries that a script imports: they stop, save and resume under the launcher."""
+"""Hooks for training libraries, so that they stop, save and resume under the launcher."""

@@ -1,4 +1,4 @@
-"""Joins Lightning's Trainer, under both of its package names, by a callback and `Trainer.fit`."""
+"""Hooks into Lightning's Trainer, under both package names, by a callback and `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from headway.integrations.resuming import (
 from headway.ipc import signals
 from headway.ipc.run_contract import Ranks, RunContract, read_ranks, read_run
 
-_OWN = "headway-step="  # the beginning of the names of our checkpoints
+_OWN = "headway-step="  # prefix of our checkpoints' names
 _LOSS_EVERY_S = 1.0  # reading it waits for the GPU
 
 
 def join(module: ModuleType) -> None:
-    """Make the trainings of `module.Trainer` stop, save and resume as the launcher asks."""
+    """Hook into `module.Trainer`: trainings stop, save and resume as the launcher requests."""
     trainer_class: Any = module.Trainer
     fit, signature = trainer_class.fit, inspect.signature(trainer_class.fit)
     package = module.__name__.removesuffix(".trainer.trainer")
@@ -45,7 +45,7 @@ def join(module: ModuleType) -> None:
     @wraps(fit)
     def joined_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         run, ranks = read_run(), read_ranks() or Ranks()
-        # ranks that Lightning starts by itself are not joined
+        # ranks that Lightning starts itself are not hooked
         is_joined = run is not None and self.world_size == ranks.world_size
         if run is None or not is_joined or self.fast_dev_run or "://" in self.default_root_dir:
             return fit(self, *args, **kwargs)
@@ -89,7 +89,7 @@ class _Fit:
     def save_and_list(
         self, save: Callable[..., None], filepath: Any, weights_only: Any = None, *args: Any
     ) -> None:
-        """Save as `Trainer.save_checkpoint` does, and list checkpoints that can be resumed."""
+        """Call `Trainer.save_checkpoint`, and list the checkpoint unless it has weights only."""
         save(filepath, weights_only, *args)  # returns once all ranks have written
         if self.trainer.is_global_zero and not weights_only:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -98,9 +98,8 @@ class _Fit:
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         announce("Lightning's Trainer", self._start, self._folder)
         self._step = trainer.global_step
-        signals.restore_handlers(
-            {signal.SIGTERM: self._handler}
-        )  # Lightning's ends a rank by itself
+        # Lightning's handler would stop only this rank
+        signals.restore_handlers({signal.SIGTERM: self._handler})
         self.stopping.begin(self._step, self._total())
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
@@ -149,6 +148,6 @@ class _Fit:
         if trainer.is_global_zero:
             for old in {*path.parent.glob(f"{_OWN}*.ckpt")} - {path}:
                 if old.stem.removeprefix(_OWN).isdecimal():
-                    with suppress(OSError):  # the job stops all the same
+                    with suppress(OSError):  # the job stops anyway
                         old.unlink()
         self.stopping.leave(trainer.global_step, str(path))

@@ -1,10 +1,10 @@
-"""Chooses the checkpoint that a library's training resumes from, and stops all ranks together.
+"""Chooses the checkpoint from which a library's training resumes, and stops all ranks together.
 
-A library's checkpoint counts once it is listed in the folder of its output: all ranks have written
-it then.
+A library's checkpoint counts only if it is listed in the output folder, which happens after all
+ranks have written it.
 
-A training resumes only where that is requested: by the script, by `--resume`, by a restart of the
-ranks (`--max-restarts`), or by a scheduler that has requeued the job.
+A training resumes only if requested: by the script, by `--resume`, by a restart of the ranks
+(`--max-restarts`), or by a scheduler that has requeued the job.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from headway.ipc.run_contract import IF_ANY, NEWEST, RunContract, is_requeued, i
 from headway.ipc.stderr import log, log_once
 from headway.ipc.typed import plain, read
 
-LIST = "_headway-checkpoints.json"  # `_`: Trainer's push_to_hub uploads no such file
+LIST = "_headway-checkpoints.json"  # Trainer's push_to_hub skips names with `_`
 STATE = "trainer_state.json"
-"""What transformers' Trainer writes last."""
+"""The file that transformers' Trainer writes last."""
 
-_trainings: Counter[str] = Counter()  # of this process, by the folder of their output
+_trainings: Counter[str] = Counter()  # of this process, by output folder
 
 
 class TrainerSave(NamedTuple):
-    """A checkpoint, or the training that will save it."""
+    """A checkpoint, or the training that will save it (without a path)."""
 
     path: str = ""
-    owner: str = ""  # the scheduler's job; outside of one, when the launch began
+    owner: str = ""  # the scheduler's job, or the start time of the launch
     number: int = 1  # of the script's trainings in this folder
 
 
 class Checkpoints(NamedTuple):
-    """The contents of the file; the newest is the last."""
+    """Contents of the list file, the newest last."""
 
     checkpoints: tuple[TrainerSave, ...] = ()
 
 
 class TrainingStart(NamedTuple):
-    training: TrainerSave  # without a path, for what it will save
+    training: TrainerSave  # identifies the checkpoints that it will save
     path: str | None = None  # of the checkpoint to resume from; None: from the beginning
     line: str = ""  # to print
 
@@ -64,9 +64,9 @@ def select_start(
 ) -> TrainingStart:
     """Return how this process's next training into `folder` starts.
 
-    The script's own choice (`given`) wins. A restart and a requeued job resume from the job's
-    checkpoints (outside of a job, the launch's). If there are none, and in all other runs,
-    `--resume` counts; a path applies to the script's first training into the folder.
+    The script's own choice (`given`) takes precedence. Restarts and requeued jobs resume from the
+    checkpoints of the job, or of the launch outside of a job. Otherwise `--resume` applies; a path
+    applies only to the script's first training into the folder.
 
     Raises:
         CheckpointError: `--resume latest` finds no checkpoint, or a path does not exist.
@@ -90,10 +90,10 @@ def select_start(
         own = _named(run, Path(run.resume), is_complete) if number == 1 else []
     elif not listed and run.resume != IF_ANY:
         raise CheckpointError(
-            "there is no complete checkpoint to resume from",
-            where=f"{folder}, asked for by {run.origins.get('resume', 'resume')}",
-            fix=f"omit it to start from the beginning; --resume {IF_ANY} does that where there is"
-            " none. A checkpoint that was saved without Headway has to be named: --resume FOLDER",
+            "no complete checkpoint to resume from",
+            where=f"{folder}, requested by {run.origins.get('resume', 'resume')}",
+            fix=f"omit it to start from the beginning, or use --resume {IF_ANY} to do so only"
+            " without a checkpoint; to resume from one saved without Headway, use --resume FOLDER",
         )
     if own:
         return TrainingStart(anew, own[-1].path, f"resuming from {own[-1].path}")
@@ -104,9 +104,9 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
     listed = [entry for entry in read_list(path) if is_complete(Path(entry.path))]
     if not listed and is_absent(path):
         raise CheckpointError(
-            "there is no checkpoint",
-            where=f"{path}, asked for by {run.origins.get('resume', 'resume')}",
-            fix="name an existing one",
+            "the checkpoint does not exist",
+            where=f"{path}, requested by {run.origins.get('resume', 'resume')}",
+            fix="pass the path of an existing checkpoint",
         )
     return listed or [TrainerSave(str(path))]
 
@@ -126,14 +126,14 @@ def read_list(folder: Path) -> list[TrainerSave]:
         raise CheckpointError(
             f"the list of checkpoints cannot be read: {error}",
             where=str(folder / LIST),
-            fix="remove it, and pass the checkpoint to resume from: --resume FOLDER",
+            fix="remove it, and pass the checkpoint to resume from with --resume FOLDER",
         ) from None
     found = (entry._replace(path=os.path.join(folder, entry.path)) for entry in listed)
     return [entry for entry in found if not is_absent(entry.path)]
 
 
 def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
-    """Append a complete checkpoint to the list, atomically; a failure is only printed."""
+    """Append a complete checkpoint to the list, atomically; failures are only logged."""
     own = os.path.realpath(checkpoint.path)
     others = [entry for entry in read_list(folder) if os.path.realpath(entry.path) != own]
     within = [c._replace(path=os.path.relpath(c.path, folder)) for c in (*others, checkpoint)]
@@ -146,14 +146,14 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
         pending.replace(folder / LIST)
     except OSError as error:
         what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
-        log(f"note: {what}; name it to resume")
+        log(f"note: {what}; pass its path to --resume to use it")
 
 
 def announce(library: str, start: TrainingStart, folder: Path) -> None:
-    """Print on rank 0 that a library is joined, and how its training starts on all ranks.
+    """Log on rank 0 that a library is hooked, and how its training starts on all ranks.
 
     Raises:
-        CheckpointError: a rank does not see the checkpoint.
+        CheckpointError: a rank cannot see the checkpoint.
     """
     process_progress().note_kept(PROJECT, str(folder))
     rank, size = rank_and_size()
@@ -162,9 +162,9 @@ def announce(library: str, start: TrainingStart, folder: Path) -> None:
         dist.all_gather_object(lines, start.line)
     if other := next((number for number, line in enumerate(lines) if line != lines[0]), None):
         raise CheckpointError(
-            f"rank {other} does not see the checkpoint that rank 0 resumes from",
+            f"rank {other} cannot see the checkpoint from which rank 0 resumes",
             where=str(folder),
-            fix="put the output on a disk that all machines share",
+            fix="put the output folder on a disk shared by all machines",
         )
     if rank == 0:
         log_once(
@@ -177,7 +177,7 @@ def announce(library: str, start: TrainingStart, folder: Path) -> None:
 
 @contextmanager
 def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
-    """Replace methods of an object; a wrapper is called with the method and its arguments."""
+    """Wrap methods of an object; each wrapper is called with the method and its arguments."""
     own = vars(owner)
     before = {name: own[name] for name in wrappers if name in own}
     own.update({name: partial(wrap, getattr(owner, name)) for name, wrap in wrappers.items()})
@@ -190,7 +190,7 @@ def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
 
 
 class TrainerPreemption:
-    """Notes requests to stop a training; `request` is the one that all ranks agreed on."""
+    """Stop requests for a library's training; all ranks agree on `request`."""
 
     def __init__(self, run: RunContract, device: torch.device) -> None:
         self.request = StopRequest.NONE
@@ -200,13 +200,13 @@ class TrainerPreemption:
         self._by_steps, self._by_saves = Agreement(device), Agreement(device)
 
     def begin(self, step: int, num_steps: int) -> None:
-        """Start to note signals, at a step of `num_steps` (0: unknown)."""
+        """Trap stop signals, at a step of `num_steps` (0 if unknown)."""
         self.progress.note_use(resuming=True, stopping=True)
         self.progress.follow(step, num_steps, None)
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
-            log_once("note: training runs in another thread: signals end it as usual")
+            log_once("note: training is not in the main thread: signals terminate it as usual")
 
     def is_asked(self) -> bool:
         """Return whether the job must stop; every rank calls this equally often."""
@@ -221,7 +221,7 @@ class TrainerPreemption:
         self.meet()
         hint = "--resume latest resumes from it"
         if job_of() and self.request is not StopRequest.SIGINT:
-            hint += ", and so does the job if it is requeued"
+            hint += ", as does the job if it is requeued"
         log_stopped(self.request, step, saved, hint)
         self._signals.leave()
         self._has_left = True
@@ -231,5 +231,5 @@ class TrainerPreemption:
         if self._has_left:
             return
         if (late := self._signals.request) and rank_and_size()[0] == 0:
-            log(f"the training is over: {late} stops nothing any more")
+            log(f"{late} has no effect: the training has finished")
         self._signals.release()

@@ -1,8 +1,8 @@
-"""Joins transformers' Trainer, and all that derives from it, by a callback and `Trainer.train`.
+"""Hooks into transformers' Trainer and its subclasses, by a callback and `Trainer.train`.
 
-Trainer writes the files of a checkpoint into their place, each rank its own, and then
-`trainer_state.json`. A checkpoint is complete if it is listed, which it is once the files of all
-ranks are on their disk, and has that file, which is removed before a folder is written again.
+Each rank's Trainer writes its files directly to the checkpoint's folder, and rank 0 then writes
+`trainer_state.json`. A checkpoint is complete if it is listed, which happens after the files of all
+ranks are flushed, and contains that file, which is removed before a folder is overwritten.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from headway.ipc.run_contract import RunContract, read_run
 
 
 def join(module: ModuleType) -> None:
-    """Make the trainings of `module.Trainer` stop, save and resume as the launcher asks.
+    """Hook into `module.Trainer`: trainings stop, save and resume as the launcher requests.
 
-    Raises AttributeError if its methods are not those of the supported versions.
+    Raises AttributeError if its version is unsupported.
     """
     trainer_class: Any = module.Trainer
     train, _ = trainer_class.train, (trainer_class._save_checkpoint, trainer_class._save_rng_state)
@@ -49,9 +49,9 @@ def join(module: ModuleType) -> None:
         is_own = trial is not None or stops_itself or self.args.world_size != rank_and_size()[1]
         if run is not None and stops_itself and run.resume is not None:
             raise UsageError(
-                "enable_jit_checkpoint makes Trainer save and resume by itself",
+                "enable_jit_checkpoint cannot be used with --resume: Trainer then resumes itself",
                 where=f"TrainingArguments; {run.origins.get('resume', 'resume')}",
-                fix="leave one of them out: the argument, or --resume",
+                fix="remove enable_jit_checkpoint or --resume",
             )
         if run is None or is_own:
             return train(self, resume_from_checkpoint, *args, **kwargs)
@@ -75,10 +75,10 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports a training's progress, and saves and ends it when the job must stop.
+    """Reports a training's progress, and saves and stops it on preemption.
 
-    It is called after all other callbacks, whose decisions it sees. An evaluation that is due comes
-    first, as Trainer saves after it.
+    It runs after all other callbacks, so that it sees their decisions. A due evaluation runs first,
+    because Trainer saves after it.
     """
 
     def __init__(self, trainer: Any, run: RunContract, start: TrainingStart) -> None:
@@ -89,7 +89,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._is_stopping = False
 
     def wrappers(self) -> dict[str, Callable[..., Any]]:
-        """Return what wraps the methods for which Trainer has no callback."""
+        """Return wrappers for methods without a Trainer callback."""
         wrappers: dict[str, Callable[..., Any]] = {
             "_save_checkpoint": self.save_full,
             "_save_rng_state": self.complete,
@@ -122,11 +122,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             return
         for callback in self._trainer.callback_handler.callbacks:
             if (writer := getattr(callback, "tb_writer", None)) is not None:
-                writer.flush()  # its thread ends with this process
+                writer.flush()  # its thread is killed at exit
         self.stopping.leave(state.global_step, str(self._checkpoint()))
 
     def _save_and_stop(self, args: Any, control: Any) -> None:
-        if not control.should_training_stop:  # else the training ends by itself
+        if not control.should_training_stop:  # else the training stops anyway
             self._is_stopping = control.should_save = True
             args.save_only_model = False  # training cannot resume from weights alone
 
@@ -134,14 +134,14 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         return self._folder / f"checkpoint-{self._trainer.state.global_step}"
 
     def save_full(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Save once no rank finds an earlier state in the folder."""
+        """Save after removing an earlier state from the folder, for all ranks."""
         if self._trainer.args.should_save:
             (self._checkpoint() / STATE).unlink(missing_ok=True)
         self.stopping.meet()
         save(*args, **kwargs)
 
     def complete(self, save: Callable[[str], None], output_dir: str) -> None:
-        """Save each rank's last file before rank 0 writes the state."""
+        """Wait for the last files of all ranks before rank 0 writes the state."""
         save(output_dir)
         self.stopping.meet()
         if self._trainer.args.should_save:
@@ -151,7 +151,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Train no step if the checkpoint has all of them, as Trainer would."""
+        """Skip training if the checkpoint is at `max_steps`, where Trainer would take a step."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True

@@ -1,1 +1,1 @@
-"""Where a script's metrics go: the built-in file, and adapters of other packages."""
+"""Experiment trackers: the built-in `jsonl` tracker, and adapters for other packages."""

@@ -1,6 +1,6 @@
-"""Trackers of other packages: TensorBoard, Weights & Biases, Trackio and MLflow.
+"""Adapters for TensorBoard, Weights & Biases, Trackio and MLflow.
 
-WANDB_MODE=offline works without a network; MLFLOW_TRACKING_URI is where MLflow keeps its runs.
+WANDB_MODE=offline works without a network; MLFLOW_TRACKING_URI sets where MLflow stores runs.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from headway.ipc.stderr import log_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
-_HPARAMS = (bool, int, float, str)  # what TensorBoard takes as a hyperparameter
+_HPARAMS = (bool, int, float, str)  # types of hyperparameters in TensorBoard
 
 
 class TensorBoardTracker(GeneralTracker):
     """Writes events to `<logging_dir>/<run_name>`.
 
     Args:
-        run_name: the project.
-        logging_dir: the folder of all projects.
-        kwargs: go to `SummaryWriter`.
+        run_name: the project name.
+        logging_dir: the parent folder of all projects.
+        kwargs: passed to `SummaryWriter`.
     """
 
     name = "tensorboard"
@@ -50,9 +50,9 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters for TensorBoard, and in a file hparams.yml in its own folder.
+        """Store hyperparameters in TensorBoard, and in hparams.yml in a separate folder.
 
-        A value that is not a bool, a number or a text is stored as its text.
+        Values other than None, bools, numbers and strings are converted to strings.
         """
         import yaml
 
@@ -68,12 +68,12 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add numbers as scalars, texts as texts, and mappings of numbers as one chart each.
+        """Log numbers as scalars, strings as text, and each mapping of numbers as a chart.
 
         Args:
-            values: numbers, texts, or mappings of numbers, by name.
+            values: numbers, strings, or mappings of numbers, by name.
             step: the training step.
-            kwargs: go to `add_scalar`, `add_text` or `add_scalars`.
+            kwargs: passed to `add_scalar`, `add_text` or `add_scalars`.
         """
         for name, value in python_numbers(values).items():
             if isinstance(value, (int, float)):
@@ -93,15 +93,15 @@ class TensorBoardTracker(GeneralTracker):
 
 def _note_skipped(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
     kind = type(value).__name__
-    log_once(f"{tracker.name} leaves out {name!r}, which is a {kind}{why}")
+    log_once(f"{tracker.name} skips {name!r}, which is a {kind}{why}")
 
 
 class PackageRunTracker(GeneralTracker):
-    """Logs to a run of a package, which has `config`, `log` and `finish` as wandb's has.
+    """Base of trackers for packages whose runs have wandb's `config`, `log` and `finish`.
 
     Args:
-        run_name: the package's project.
-        kwargs: go to the function that begins the run.
+        run_name: the name of the project in the package.
+        kwargs: passed to the function that starts the run.
     """
 
     requires_logging_directory = False
@@ -112,7 +112,7 @@ class PackageRunTracker(GeneralTracker):
         self.init_kwargs = kwargs
 
     def begin(self) -> Any:
-        """Return a new run."""
+        """Start and return a run."""
         raise NotImplementedError
 
     @on_main_process
@@ -131,7 +131,7 @@ class PackageRunTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values, of any kind that the package knows; `kwargs` go to the run's `log`."""
+        """Log values of any type that the package supports; `kwargs` are passed to `run.log`."""
         self.run.log(python_numbers(values), step=step, **kwargs)
 
     @on_main_process
@@ -140,11 +140,11 @@ class PackageRunTracker(GeneralTracker):
 
 
 class WandBTracker(PackageRunTracker):
-    """Logs to a run of wandb.
+    """Logs to a wandb run.
 
     Args:
         run_name: wandb's project.
-        kwargs: go to `wandb.init`.
+        kwargs: passed to `wandb.init`.
     """
 
     name = "wandb"
@@ -172,11 +172,11 @@ class WandBTracker(PackageRunTracker):
 
 
 class TrackioTracker(PackageRunTracker):
-    """Logs to a run of trackio.
+    """Logs to a trackio run.
 
     Args:
         run_name: trackio's project.
-        kwargs: go to `trackio.init`.
+        kwargs: passed to `trackio.init`.
     """
 
     name = "trackio"
@@ -189,11 +189,11 @@ class TrackioTracker(PackageRunTracker):
 
 
 class MLflowTracker(PackageRunTracker):
-    """Logs to a run of MLflow.
+    """Logs to an MLflow run.
 
     Args:
-        run_name: MLflow's experiment, which is created where there is none.
-        kwargs: go to `mlflow.start_run`: `run_name`, `run_id`, `tags`, `nested`, `description`, ...
+        run_name: the MLflow experiment, which is created if it does not exist.
+        kwargs: passed to `mlflow.start_run`: `run_name`, `run_id`, `tags`, `description`, ...
     """
 
     name = "mlflow"
@@ -215,7 +215,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Log parameters as texts; one that is too long for MLflow is skipped with a note."""
+        """Log parameters as strings; those too long for MLflow are skipped with a note."""
         from mlflow.utils import validation
 
         longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
@@ -225,7 +225,7 @@ class MLflowTracker(PackageRunTracker):
                 parameters[name] = value
             else:
                 log_once(
-                    f"mlflow leaves out the parameter {name!r}: its text has more than {longest}"
+                    f"mlflow skips the parameter {name!r}: its value has more than {longest}"
                     " characters"
                 )
         pairs = list(parameters.items())
@@ -234,19 +234,19 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers; other values are skipped with a note. Nested values get names with a slash.
+        """Log numbers; others are skipped with a note. Names of nested values are joined by "/".
 
         Args:
             values: numbers by name.
-            step: the training step; MLflow takes 0 where there is none.
-            kwargs: go to `mlflow.log_metrics`.
+            step: the training step; MLflow uses 0 for None.
+            kwargs: passed to `mlflow.log_metrics`.
         """
         metrics = {}
         for name, value in flat_numbers(values).items():
             if isinstance(value, (int, float)):
                 metrics[name] = value
             else:
-                _note_skipped(self, name, value, ": its metrics are numbers")
+                _note_skipped(self, name, value, "; only numbers are supported")
         self._mlflow.log_metrics(metrics, step=step, **kwargs)
 
     @on_main_process

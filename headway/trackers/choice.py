@@ -1,4 +1,4 @@
-"""Which trackers `log_with` means: their names, their classes, and whether they are installed."""
+"""Resolve `log_with` to tracker classes, and check whether their packages are installed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CALL = "the script's Accelerator(log_with=...)"
 
 
 class LoggerType(str, Enum):
-    """The names that `log_with` takes; each equals its text.
+    """The names accepted by `log_with`; each equals its string.
 
-    Headway has no adapter for AIM, CLEARML, COMETML, DVCLIVE and SWANLAB, which are refused.
+    AIM, CLEARML, COMETML, DVCLIVE and SWANLAB are rejected: Headway has no adapter for them.
 
     Examples:
         >>> from headway import Accelerator
@@ -52,19 +52,20 @@ class LoggerType(str, Enum):
 
 _OURS = (JsonlTracker, TensorBoardTracker, WandBTracker, TrackioTracker, MLflowTracker)
 LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OURS}
-"""The trackers that `log_with` may name: those of Headway, and those that are registered."""
+"""Tracker classes by the names in `log_with`: Headway's and registered classes."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
-    """Register a tracker class for `log_with`; it overrides Headway's class of that name.
+    """Register a tracker class for `log_with`, replacing any class with the same name.
 
-    It is constructed with the project's name, the logging directory if it requires one, and its
-    `init_kwargs`.
+    It is constructed with the project name, the logging directory if required, and its
+    `init_kwargs`. Replacing a class issues a UserWarning.
 
-    Warns if it replaces another class of that name.
+    Args:
+        tracker_class: a subclass of GeneralTracker.
 
     Raises:
-        UsageError: it is no GeneralTracker with `name` and `requires_logging_directory`.
+        UsageError: not a GeneralTracker subclass with `name` and `requires_logging_directory`.
 
     Examples:
         >>> from headway import Accelerator
@@ -89,7 +90,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     if name in LOGGER_TYPE_TO_CLASS:
         before = LOGGER_TYPE_TO_CLASS[name].__qualname__
         warnings.warn(
-            f"the tracker {name!r} was {before}, and is {tracker_class.__qualname__} from now on",
+            f"the tracker {name!r} was {before}; replacing it by {tracker_class.__qualname__}",
             UserWarning,
             stacklevel=2,
         )
@@ -97,7 +98,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
 
 def get_available_trackers() -> list[str]:
-    """Return the names of the trackers that are installed or registered.
+    """Return the names of the installed and registered trackers.
 
     Examples:
         >>> from headway.tracking import get_available_trackers
@@ -140,31 +141,31 @@ def _checked(wanted: Any) -> Chosen:
         raise UsageError(
             f"log_with={name!r} needs {package}, which is not installed",
             where=CALL,
-            fix=f"`pip install {package}`, or log_with='jsonl', which needs nothing",
+            fix=f"run `pip install {package}`, or use log_with='jsonl', which is built in",
         )
     return name
 
 
 def _unknown(wanted: Any) -> UsageError:
-    own = "pass an instance of a GeneralTracker of your own"
+    own = "pass an instance of your own GeneralTracker subclass"
     if wanted in list(LoggerType):
-        what, fix = f"Headway has no adapter for {str(wanted)!r}", f"{own}, or log_with='jsonl'"
+        what, fix = f"Headway has no adapter for {str(wanted)!r}", f"{own}, or use log_with='jsonl'"
     else:
         guess = did_you_mean(str(wanted), get_available_trackers())
-        what = f"log_with is {wanted!r}, which is not a tracker"
+        what = f"unknown tracker {wanted!r} in log_with"
         hint = f"did you mean {guess!r}? " if guess else ""
         fix = f"{hint}use one of {', '.join(map(repr, LOGGER_TYPE_TO_CLASS))}, 'all', or {own}"
     return UsageError(what, where=CALL, fix=fix)
 
 
 def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
-    """Refuse keywords for unknown trackers; known ones need not be in use."""
+    """Raise UsageError for unknown tracker names; known trackers need not be in use."""
     known = [*own, *LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
             guess = did_you_mean(name, known)
             raise UsageError(
-                f"{where} has {name!r}, which is not a tracker",
+                f"unknown tracker {name!r} in {where}",
                 where=f"the script's call with {where}=...",
                 fix=f"did you mean {guess!r}?" if guess else "remove it",
             )
@@ -208,5 +209,5 @@ def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
 
 def _is_installed(package: str) -> bool:
     spec = find_spec(package)
-    # without an origin it is a folder of that name, such as the one that wandb writes
+    # without an origin it is a folder of that name, such as `wandb` with wandb's files
     return spec is not None and spec.origin is not None

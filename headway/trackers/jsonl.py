@@ -1,4 +1,4 @@
-"""The built-in tracker: one file for each run, one line for each call of `log`."""
+"""The built-in tracker: a file per run, a line per call of `log`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_proce
 class JsonlTracker(GeneralTracker):
     """Writes a run to `<logging_dir>/<run_name>/<date>-<time>-<process id>.jsonl`.
 
-    Each line is written at once and whole, so a crash of the script loses none. `headway why
-    --html` draws the file; `headway/trackers/run_file.py` describes its lines.
+    Each line is written immediately, so that a crash of the script loses none. `headway why --html`
+    plots the file; `headway/trackers/run_file.py` describes its format.
 
     Args:
-        run_name: the project.
-        logging_dir: the folder of all projects.
-        run_id: continue the file of this name, without its suffix; if it does not exist, start a
+        run_name: the project name.
+        logging_dir: the parent folder of all projects.
+        run_id: append to the file with this name (without suffix); if it does not exist, start a
             new run.
 
     Examples:
@@ -51,14 +51,14 @@ class JsonlTracker(GeneralTracker):
             raise UsageError(
                 f"project_name is {run_name!r}, not a folder below {os.fspath(logging_dir)!r}",
                 where="the script's init_trackers(...)",
-                fix="pass a name without '..', and the folder as Accelerator(project_dir=...)",
+                fix="pass a name without '..', and set the folder by Accelerator(project_dir=...)",
             )
         self.run_name = run_name
         self.logging_dir = logging_dir
         self.run_id = run_id
         self._file: IO[bytes] | None = None
         self._has_head = False
-        self._is_torn = False  # the file ends in the middle of a line
+        self._is_torn = False  # whether the file ends in a partial line
 
     @classmethod
     def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class JsonlTracker(GeneralTracker):
         path = folder / name
         is_file = path.parent == folder and path.is_file() and not path.is_symlink()
         if not (is_file and is_run(path)):
-            log(f"jsonl begins a new run: {shown(str(path))} is not the file of one")
+            log(f"jsonl starts a new run: {shown(str(path))} is not a run file")
             return
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
@@ -96,7 +96,7 @@ class JsonlTracker(GeneralTracker):
     def _open_file(self) -> IO[bytes]:
         if self._file is None:
             raise UsageError(
-                "the jsonl tracker has no file: it has not been started, or on rank 0 only",
+                "the jsonl tracker has no file: it was not started, or this is not rank 0",
                 where="the script's use of the tracker",
                 fix="call init_trackers(...) first, and use it on rank 0",
             )
@@ -109,20 +109,20 @@ class JsonlTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write the hyperparameters; values may be nested, and what JSON lacks becomes text."""
+        """Write hyperparameters, which may be nested; non-JSON values become strings."""
         self._write({"time": _now(), "config": python_numbers(values)})
 
     @checked
     def log(  # type: ignore[override]  # it has no further keywords
         self, values: dict[str, Any], step: float | None = None
     ) -> None:
-        """Write one line; nested values get names with a slash, tensors of one number are numbers.
+        """Write a line; names of nested values are joined by "/", one-element tensors are numbers.
 
         Args:
-            values: numbers and texts by name; an array or tensor of at most 1000 numbers is a list.
-            step: without one, readers count one step more than in the call before.
+            values: numbers and strings by name; arrays of at most 1000 elements become lists.
+            step: the training step; None is read as the previous step plus 1.
         """
-        if self._file is not None:  # the other ranks have none
+        if self._file is not None:  # other ranks have no file
             self._write({"step": step, "time": _now(), "values": flat_numbers(values)})
 
     @on_main_process
@@ -147,12 +147,12 @@ class JsonlTracker(GeneralTracker):
         whole = b"\n" + line if self._is_torn else line
         written = self._open_file().write(whole)
         self._is_torn = written != len(whole)
-        if self._is_torn:  # the next attempt says why, this one only that
+        if self._is_torn:  # the next attempt raises the actual cause
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 def _create(folder: Path) -> IO[bytes]:
-    """Create the file of a new run; a process may start several runs in one second."""
+    """Create the file of a new run; a process may start several runs within a second."""
     name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
     while True:
         extra = "" if number == 1 else f"-{number}"
@@ -163,7 +163,7 @@ def _create(folder: Path) -> IO[bytes]:
 
 
 def _appending(path: str, flags: int) -> int:
-    """Open a file so that two processes never write over each other's lines."""
+    """Open a file so that processes never overwrite each other's lines."""
     return os.open(path, flags | os.O_APPEND, 0o666)
 
 

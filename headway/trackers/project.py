@@ -1,4 +1,4 @@
-"""Where a script's files go: `ProjectConfiguration`."""
+"""`ProjectConfiguration`: folders of checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Folder = str | os.PathLike[str] | None
 
 @dataclass
 class ProjectConfiguration:
-    """Where trackers and checkpoints write: `Accelerator(project_config=...)`.
+    """Folders of trackers and checkpoints: `Accelerator(project_config=...)`.
 
     Args:
-        project_dir: the folder of all; checkpoints without a name of their own are in
-            `checkpoints` below it.
-        logging_dir: the folder of the trackers' files; None is `project_dir`.
+        project_dir: the project folder; checkpoints with generated names are in its subfolder
+            `checkpoints`.
+        logging_dir: the folder for the trackers' files; None uses `project_dir`.
         automatic_checkpoint_naming: `save_state()` writes `checkpoints/checkpoint_0`,
             `checkpoint_1`, ..., and `load_state()` without a path loads the newest.
-        total_limit: how many of those are kept; older ones are removed once a new one is complete.
-        iteration: the number of the next one.
-        save_on_each_node: refused if True: a checkpoint is one folder that all machines share.
+        total_limit: number of these to keep; older ones are removed after a new one is complete.
+        iteration: the number of the next checkpoint.
+        save_on_each_node: unsupported: a checkpoint is a single folder shared by all machines.
 
     Raises:
-        UsageError: `save_on_each_node=True`, `total_limit` is not a whole number of at least 1, or
-            a value has another type.
+        UsageError: `save_on_each_node=True`, `total_limit` is not an integer of at least 1, or a
+            value has the wrong type.
 
     Examples:
         >>> from headway.utils import ProjectConfiguration
@@ -52,12 +52,12 @@ class ProjectConfiguration:
             raise UsageError(
                 "save_on_each_node=True is not supported",
                 where=where,
-                fix="remove it, and save to a folder that all machines share",
+                fix="remove it, and save to a folder shared by all machines",
             )
         check_range("ProjectConfiguration", 1, total_limit=self.total_limit)
 
     def set_directories(self, project_dir: Folder = None) -> None:
-        """Set `project_dir`, and `logging_dir` if that is not set."""
+        """Set `project_dir`, and also `logging_dir` if it is unset."""
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir

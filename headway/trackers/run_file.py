@@ -1,10 +1,10 @@
-"""The file of one run, which the `jsonl` tracker writes: its lines, and how they are read.
+"""The file format of the `jsonl` tracker, and its reader.
 
-One JSON object a line. The first is {"headway_run": 1, "project", "time", "config"}, each other
-one {"step", "time", "values"} of one call of `log`, or {"time", "config"} of a later configuration,
-or {"time", "goes_on"}: the run goes on from a checkpoint, and what it logs from here on replaces
-what was logged for the same steps and later ones.
-Times are seconds since 1970. NaN and the infinities are the texts of protobuf's JSON mapping
+Each line is a JSON object. The first is {"headway_run": 1, "project", "time", "config"}; the others
+are {"step", "time", "values"} for a call of `log`, {"time", "config"} for a later configuration,
+or {"time", "goes_on"}: the run resumed from a checkpoint, and later lines replace those logged
+before for the same and later steps.
+Times are seconds since 1970. NaN and infinities are the strings of protobuf's JSON mapping
 (https://protobuf.dev/programming-guides/json/): "NaN", "Infinity", "-Infinity".
 """
 
@@ -22,15 +22,15 @@ MARK = "headway_run"
 VERSION = 1
 GOES_ON = "goes_on"
 SUFFIX = ".jsonl"
-_MOST_NUMBERS = 1000  # of an array or tensor, written one by one
+_MOST_NUMBERS = 1000  # of an array or tensor that is written as a list
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def line_of(fields: dict[str, Any]) -> bytes:
-    """Return the line of `fields`; values that JSON lacks become text."""
+    """Encode `fields` as a line; non-JSON values become strings."""
     try:
         text = _encode(fields)
-    except (ValueError, TypeError):  # a number that is not finite, a key that is no text
+    except (ValueError, TypeError):  # a non-finite number, or a key that is not a string
         text = _encode(_writable(fields))
     return text.encode(errors="backslashreplace") + b"\n"
 
@@ -59,7 +59,7 @@ def _writable(value: Any) -> Any:
 
 
 class MetricSeries(NamedTuple):
-    """One metric of a run: its values, and the step of each. Values may be NaN or infinite."""
+    """A metric of a run: its values, which may be NaN or infinite, with their steps."""
 
     steps: list[float]
     values: list[float]
@@ -76,24 +76,24 @@ def is_run(path: Path) -> bool:
 def read_metrics(path: Path) -> dict[str, MetricSeries]:
     """Return the metrics of a run by name, in the order of their first values.
 
-    The file may still be written; torn lines are skipped. A `log` without a step has the step after
-    the one of the call before it.
+    The file may still be in use; partial lines are skipped. A `log` without a step has the step of
+    the previous call plus 1.
     """
     try:
         head, *lines = map(_object_in, path.read_bytes().split(b"\n"))
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}", where=str(path), fix="name another run"
+            f"{path} cannot be read: {error.strerror}", where=str(path), fix="pass another run"
         ) from None
     if head.get(MARK) != VERSION:
         raise ConfigError(
-            f"{path} is not a run of the jsonl tracker in version {VERSION} of its format",
+            f"{path} is not a jsonl tracker file in format version {VERSION}",
             where=str(path),
-            fix='name a file that this version of `Accelerator(log_with="jsonl")` wrote',
+            fix='pass a file written by this version of `Accelerator(log_with="jsonl")`',
         )
     metrics: dict[str, MetricSeries] = {}
     step = -1.0
-    replaced: set[str] = set()  # metrics that have not been logged since the run continues
+    replaced: set[str] = set()  # metrics not logged yet since the run resumed
     for line in lines:
         if GOES_ON in line:
             replaced = {*metrics}
@@ -117,7 +117,7 @@ def read_metrics(path: Path) -> dict[str, MetricSeries]:
 
 
 def _object_in(line: bytes) -> dict[str, Any]:
-    """Return the object in a line; an empty one for a torn line."""
+    """Parse the object in a line; return an empty dict for a partial line."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

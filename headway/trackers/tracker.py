@@ -1,4 +1,4 @@
-"""What a tracker is: `GeneralTracker`, which scripts and adapters extend."""
+"""`GeneralTracker`, the base class of trackers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_main_process(function: Method) -> Method:
-    """Make a method of a tracker run on rank 0 only, if the tracker is `main_process_only`.
+    """Decorate a tracker method to run only on rank 0 if the tracker is `main_process_only`.
 
     Examples:
         >>> from headway.tracking import GeneralTracker, on_main_process
@@ -37,21 +37,21 @@ def on_main_process(function: Method) -> Method:
 
 
 class GeneralTracker:
-    """The base of all trackers; a script's own is passed as `Accelerator(log_with=MyTracker())`.
+    """Base class of trackers; pass your own as `Accelerator(log_with=MyTracker())`.
 
     A subclass defines `name`, `requires_logging_directory` and `tracker`, and overrides the methods
-    that it has something to do in.
+    that it needs.
 
     Attributes:
-        name: by which `get_tracker` finds it.
-        requires_logging_directory: the constructor takes `project_dir` after the project's name.
-            Only a class that is registered under its name is constructed by the Accelerator.
-        default_logging_directory: the folder where the Accelerator has no `project_dir`; a tracker
-            that requires one and has no default is refused then.
-        packages: modules of which one must be installed, where `log_with` has its name.
-        main_process_only: only rank 0 calls it; otherwise every rank does.
-        tracker: what the tracker wraps, such as the run of another package.
-        run_id: identifies the run, so that another process can continue it; None: it cannot.
+        name: the name for `get_tracker`.
+        requires_logging_directory: whether the constructor takes `project_dir` after the project
+            name. The Accelerator constructs only registered classes.
+        default_logging_directory: the folder used without a `project_dir`; None raises UsageError
+            if a folder is required.
+        packages: modules, at least one of which must be installed to select it by name.
+        main_process_only: whether only rank 0 calls it, instead of every rank.
+        tracker: the wrapped object, such as the run of another package.
+        run_id: identifies the run, so that another process can continue it; None if unsupported.
 
     Examples:
         >>> from headway.trackers.tracker import GeneralTracker
@@ -63,12 +63,12 @@ class GeneralTracker:
         ...         print(step, values)
         >>> tracker = Printer()
         >>> tracker.start()
-        >>> tracker.store_init_configuration({"lr": 0.1})  # Printer has nothing to do in it
+        >>> tracker.store_init_configuration({"lr": 0.1})  # Printer does not override it
         >>> tracker.log({"loss": 0.5}, step=3)
         3 {'loss': 0.5}
-        >>> Printer.resume_kwargs("run 7")  # a run of Printer has no name
+        >>> Printer.resume_kwargs("run 7")  # runs of Printer cannot be continued
         {}
-        >>> tracker.finish()  # tracker.finish_after_error() where the script ends by an error
+        >>> tracker.finish()  # or tracker.finish_after_error() if the script fails
     """
 
     main_process_only = True
@@ -82,54 +82,51 @@ class GeneralTracker:
 
     def __init__(self) -> None:
         required = ("name", "requires_logging_directory", "tracker")
-        there = dir(self)  # and no hasattr: a property may need what start() makes
+        there = dir(self)  # not hasattr: a property may need what start() creates
         missing = [name for name in required if name not in there]
         if missing:
             raise UsageError(
-                f"the tracker {type(self).__name__} lacks {', '.join(missing)}",
+                f"the tracker {type(self).__name__} does not define {', '.join(missing)}",
                 where=f"class {type(self).__qualname__} in {type(self).__module__}",
                 fix="define them in the class",
             )
 
     @classmethod
     def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
-        """Return the constructor's keywords that continue the run with this `run_id`."""
+        """Return the constructor's keyword arguments to continue the run with this `run_id`."""
         return {}
 
     def start(self) -> None:
-        """Begin the run; called by `Accelerator.init_trackers`."""
+        """Start the run; called by `Accelerator.init_trackers`."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the run's hyperparameters; called by `Accelerator.init_trackers`, if it has any."""
+        """Store the run's hyperparameters; called by `Accelerator.init_trackers` if given."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add `values` to the run.
+        """Log `values` to the run.
 
         Args:
-            values: numbers and texts by name.
-            step: the training step that they belong to.
-            kwargs: `log_kwargs` of this tracker's name from `Accelerator.log`.
+            values: numbers and strings by name.
+            step: the training step.
+            kwargs: the `log_kwargs` of `Accelerator.log` for this tracker.
         """
 
     def finish(self) -> None:
-        """End the run; called by `Accelerator.end_training`, or when the script ends."""
+        """Finish the run; called by `Accelerator.end_training`, or at exit."""
 
     def finish_after_error(self) -> None:
-        """End the run of a script that ends by an exception; by default as any other."""
+        """Finish the run after an exception in the script; calls `finish` by default."""
         self.finish()
 
 
 class NoTracker(GeneralTracker):
-    """Replaces a missing tracker: any attribute, call or item does nothing.
-
-    It is false, where a tracker is true.
-    """
+    """Null object for a missing tracker: attributes, calls and items have no effect; falsy."""
 
     name = ""
     requires_logging_directory = False
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python and other packages ask of any object
+        if name.startswith("__"):  # looked up by Python and other packages on any object
             raise AttributeError(name)
         return self
 
@@ -151,9 +148,9 @@ class NoTracker(GeneralTracker):
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return `values` as `python_numbers` does, nested ones with a slash in their names.
+    """Flatten `values` with names joined by "/", and convert them as `python_numbers` does.
 
-    {"train": {"loss": tensor(1.)}} is {"train/loss": 1.0}.
+    {"train": {"loss": tensor(1.)}} becomes {"train/loss": 1.0}.
     """
     result: dict[str, Any] = {}
     for name, value in values.items():
@@ -166,7 +163,7 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def python_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` with tensors and arrays of one number as Python numbers, also nested ones."""
+    """Convert one-element tensors and arrays to Python numbers, also in nested mappings."""
     return {name: _python_number(value) for name, value in values.items()}
 
 

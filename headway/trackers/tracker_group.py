@@ -1,4 +1,4 @@
-"""The trackers of a training: which there are, and what is logged to them."""
+"""The active trackers of a training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from headway.trackers.project import ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker, NoTracker
 
 _PATIENCE = 10
-"""A tracker that failed rests for so many times as long as the failed call took. So a network that
-does not answer costs a training at most a tenth of its time."""
+"""A failed tracker is skipped for this multiple of the duration of the failed call, so that an
+unreachable network costs at most a tenth of the training time."""
 
 
 class _Member:
-    """A tracker of a run, with its failures.
+    """A tracker of a run with its failures.
 
-    Until `log` has worked once, an error reaches the script: it is a matter of setup. A later error
-    (a full disk, a network) is printed and the training continues; the tracker is retried, and at
-    the end stderr reports how many calls it missed.
+    Until `log` has succeeded once, errors are raised, because the setup is wrong. Later errors
+    (a full disk, a network) are logged, and the training continues; the tracker is retried, and
+    the number of missed calls is logged at the end.
     """
 
     def __init__(self, tracker: GeneralTracker) -> None:
@@ -59,7 +59,7 @@ class _Member:
         if not self._missed:
             log(
                 f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
-                "  the training goes on, and the tracker is tried again"
+                "  the training continues, and the tracker will be retried"
             )
         self._missed += 1
         now = time.monotonic()
@@ -71,11 +71,11 @@ class _Member:
         self.has_started = False
         try:
             end()
-        except Exception as error:  # noqa: BLE001  the others are finished all the same
-            log(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
+        except Exception as error:  # noqa: BLE001  the other trackers are still finished
+            log(f"the tracker {self.tracker.name!r} failed to finish: {_described(error)}")
         if self._missed:
             times = "call" if self._missed == 1 else "calls"
-            log(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
+            log(f"the tracker {self.tracker.name!r} missed {self._missed} log() {times}")
 
 
 def _described(error: Exception) -> str:
@@ -89,10 +89,10 @@ RUNS_FILE = "trackers.json"
 
 
 class Tracking:
-    """The trackers that keep a run's metrics; only rank 0 calls them.
+    """The trackers of a run; by default only rank 0 calls them.
 
-    `log_with` has the requested trackers: names, and the script's instances. `trackers` are those
-    of the active run; on other ranks only those that every rank calls.
+    `log_with` contains the requested trackers: names, and the script's instances. `trackers` are
+    those of the active run; on other ranks, only those without `main_process_only`.
     """
 
     def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:
@@ -100,8 +100,8 @@ class Tracking:
         self.trackers: list[GeneralTracker] = []
         self._is_main, self._project = is_main, project
         check_folders(self.log_with, project.logging_dir)
-        self._run: list[_Member] | None = None  # from its start to its end
-        self._runs_before: dict[str, str] = {}  # by tracker: the run that the checkpoint is of
+        self._run: list[_Member] | None = None  # None if no run is active
+        self._runs_before: dict[str, str] = {}  # run IDs in the checkpoint, by tracker
 
     def init_trackers(
         self,
@@ -135,7 +135,7 @@ class Tracking:
     ) -> None:
         if self._run is None:
             if self.log_with and self._is_main:
-                log_once("log() is without effect before init_trackers() and after end_training()")
+                log_once("log() has no effect before init_trackers() and after end_training()")
             return
         if log_kwargs:
             self._check_names(log_kwargs, "log_kwargs")
@@ -150,15 +150,15 @@ class Tracking:
         if not names or (name in names and not self._is_main):
             return NoTracker()
         raise UsageError(
-            f"the tracker {name!r} has not been started",
+            f"the tracker {name!r} is not active",
             where="the script's get_tracker(...)",
             fix="call init_trackers(...) first"
             if name in names
-            else f"use one of log_with: {', '.join(names)}",
+            else f"use a tracker of log_with: {', '.join(names)}",
         )
 
     def finish(self) -> None:
-        """Finish the trackers; they are also finished when the script ends without this call."""
+        """Finish the trackers; this also happens at exit."""
         if self._run is not None:
             atexit.unregister(self._finish_at_exit)
             for member in self._run:
@@ -181,7 +181,7 @@ class Tracking:
         for name in run_ids.keys() & own.keys():
             if own[name] != run_ids[name]:
                 log(
-                    f"{name} has begun another run than that of the checkpoint: call"
+                    f"{name} started a different run from that in the checkpoint; call"
                     " accelerator.resume() before init_trackers()"
                 )
 

@@ -106,7 +106,7 @@ def test_a_folder_that_is_named_is_resumed_from_wherever_it_is(tmp_path: Path) -
     assert start(tmp_path / "out", named).path == last
     moved = (tmp_path / "other").rename(tmp_path / "moved")
     assert start(tmp_path, LATER._replace(resume=str(moved))).path == str(moved / "checkpoint-20")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="the checkpoint does not exist"):
         start(tmp_path / "out", named)
 
 

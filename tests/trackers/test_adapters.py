@@ -67,7 +67,7 @@ def test_tensorboard(training: Training) -> None:
     assert (folder / "train_lr").is_dir(), "a mapping is a chart of its own"
     (parameters,) = folder.rglob("hparams.yml")
     assert "layers: '[1, 2]'" in parameters.read_text()
-    assert training.err.count("tensorboard leaves out 'list'") == 1
+    assert training.err.count("tensorboard skips 'list'") == 1
 
 
 def test_wandb(training: Training) -> None:
@@ -86,8 +86,8 @@ def test_mlflow(training: Training) -> None:
     assert seen["params"]["layers"] == "[1, 2]"
     assert seen["metrics"] == {"loss": 0.5, "accuracy": 0.25, "train/lr": 1.5}
     assert (seen["steps"], seen["status"]) == ([3, 4], "FINISHED")
-    assert training.err.count("mlflow leaves out the parameter 'long'") == 1
-    assert training.err.count("mlflow leaves out 'note'") == 1
+    assert training.err.count("mlflow skips the parameter 'long'") == 1
+    assert training.err.count("mlflow skips 'note'") == 1
 
 
 def test_trackio(training: Training) -> None:

@@ -216,7 +216,7 @@ def test_a_tracker_that_fails_later_does_not_end_the_training(
     said = capsys.readouterr().err
     assert said.count("OSError: no space") == 1
     accelerator.end_training()
-    assert "missed 2 calls" in capsys.readouterr().err
+    assert "missed 2 log() calls" in capsys.readouterr().err
     assert recorder.told[-1] == other.told[-1] == "finish"
 
 
@@ -334,7 +334,7 @@ def test_a_full_disk_is_told_and_the_training_continues(
     accelerator.end_training()
     told = capsys.readouterr().err
     assert "'tensorboard' failed: OSError" in told
-    assert "missed 2 calls" in told
+    assert "missed 2 log() calls" in told
     events: Any = EventAccumulator(str(tmp_path / "project"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [0]
