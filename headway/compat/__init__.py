@@ -1,7 +1,7 @@
-"""Accelerate's modules and names, as they behave there: `import headway.compat as accelerate`.
+"""Accelerate's modules and names with its behavior: `import headway.compat as accelerate`.
 
-What is the same in Headway is the same object here. Where Accelerate behaves differently, this
-package behaves as Accelerate does: the learning-rate schedule steps once for each rank.
+Objects that behave alike are Headway's own. Where Accelerate behaves differently, this package
+follows Accelerate: for example, an LR scheduler steps once per rank.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 from headway.compat.forwarding import Finder, forward
 
 __version__ = "1.15.0"
-"""The version of Accelerate whose names and behaviour these are."""
+"""The version of Accelerate that this package follows."""
 
 sys.meta_path.append(Finder())
 

@@ -1,4 +1,4 @@
-"""The Accelerator and the schedules that behave as Accelerate's where the two differ."""
+"""The Accelerator and LR schedulers with Accelerate's behavior."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __getattr__, __dir__ = forward(__name__)
 
 
 class AcceleratedScheduler(PreparedScheduler):
-    """A schedule written in steps of one process: each `step()` counts as many as there are ranks.
+    """An LR scheduler defined in single-process steps: each `step()` steps once per rank.
 
-    With `split_batches`, where ranks share one batch, it counts once. While gradients accumulate,
-    and after an overflow (fp16), it does not count. Compare `headway.Accelerator`, whose schedules
-    are written in optimizer steps.
+    With `split_batches`, where ranks share a batch, it steps once. It does not step during gradient
+    accumulation or after an overflow (fp16). In contrast, the LR schedulers of
+    `headway.Accelerator` are defined in optimizer steps.
 
     Args:
-        scheduler: the script's own.
-        optimizers: prepared optimizers; the schedule waits when one of them has skipped its step.
-        step_with_optimizer: False: every call is one step, whatever the optimizers did.
-        split_batches: the loaders' batch size is that of all ranks together.
+        scheduler: The script's LR scheduler.
+        optimizers: Prepared optimizers. If any of them skips its step, the scheduler does too.
+        step_with_optimizer: If False, each call is one step, regardless of the optimizers.
+        split_batches: Whether the loaders' batch size is the total over all ranks.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AcceleratedScheduler(PreparedScheduler):
         self.split_batches = split_batches
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step once for each rank, if the optimizers stepped; arguments go to the scheduler."""
+        """Step once per rank if the optimizers stepped; arguments are passed to the scheduler."""
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
         elif not any(optimizer.is_withheld for optimizer in self.optimizers):
@@ -68,7 +68,7 @@ class AcceleratedScheduler(PreparedScheduler):
                     self.scheduler.step(*args, **kwargs)
 
     def _is_at_its_end(self) -> bool:
-        """Return whether a schedule of fixed length (OneCycleLR) allows no further step."""
+        """Return whether a fixed-length scheduler (OneCycleLR) is finished."""
         if self.split_batches or not hasattr(self.scheduler, "total_steps"):
             return False
         has_ended: bool = self.scheduler._step_count > self.scheduler.total_steps
@@ -112,11 +112,11 @@ class _Preparer(Preparer):
 
 
 def _accepted(arguments: Arguments) -> Arguments:
-    """Refuse arguments that Accelerate's loaders do not obey; drop those that it ignores."""
+    """Raise for arguments that Accelerate's loaders do not support; reset ignored ones."""
     for name in ("seed", "global_batch_size"):
         if getattr(arguments, name) is not None:
             raise UsageError(
-                f"loaders that behave as Accelerate's do not obey {name}",
+                f"{name} is not supported by loaders with Accelerate's behavior",
                 where="the script's Accelerator(...) of headway.compat",
                 fix=f"use `from headway import Accelerator`, or remove {name}",
             )
@@ -130,24 +130,24 @@ def _accepted(arguments: Arguments) -> Arguments:
 
 @checks(but=("accumulate",))
 class Accelerator(native.Accelerator):
-    """`headway.Accelerator` for scripts that rely on what Accelerate does differently.
+    """`headway.Accelerator` for scripts that rely on Accelerate's behavior.
 
-    - A schedule steps once for each rank: see `AcceleratedScheduler`.
-    - A schedule whose optimizer has not been prepared follows all prepared optimizers.
-    - Gradients are clipped in every micro-batch, also while they accumulate.
-    - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
-      with an `__iter__` of their own are sharded as by `headway.Accelerator`.
-    - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
-    - `reduce` adds up also with `reduction="none"`, in each tensor's dtype; `scale` has no effect.
-    - After `load_state` a loader restarts its epoch; `skip_first_batches` resumes in it, as does
-      the loader itself with `use_stateful_dataloader=True`. So `checkpoint` saves at once, and
-      `resume` is refused.
+    - An LR scheduler steps once per rank: see `AcceleratedScheduler`.
+    - An LR scheduler whose optimizer is not prepared follows all prepared optimizers.
+    - Gradients are clipped in every micro-batch, also during gradient accumulation.
+    - Loaders pad the last round to full batches, see `headway.compat.data_loader`. Only loaders
+      with a custom `__iter__` are sharded as by `headway.Accelerator`.
+    - `split_batches=True` has no effect as an argument; use `DataLoaderConfiguration`.
+    - `reduce` also sums with `reduction="none"`, in each tensor's dtype; `scale` has no effect.
+    - After `load_state`, a loader restarts its epoch. To resume within the epoch, use
+      `skip_first_batches` or `use_stateful_dataloader=True`. `checkpoint` saves at once, and
+      `resume` raises an error.
     """
 
     part_types = (_Preparer, _accepted)
     _requires_ranks = False
 
-    # as libraries look at them
+    # accessed by libraries
     _models = property(lambda self: self.parts.training.models)
     _optimizers = property(lambda self: self.parts.training.optimizers)
     _schedulers = property(lambda self: self.parts.training.schedulers)
@@ -155,15 +155,15 @@ class Accelerator(native.Accelerator):
     _custom_objects = property(lambda self: self.parts.training.registered)
 
     step = 0
-    """The micro-batches since training began, or since a loader ended."""
+    """Micro-batches since the start of training or the end of a loader."""
 
     @property
     def flag_tensor(self) -> torch.Tensor:
-        """Whether this rank has called `set_trigger()`: 0 or 1, of shape []."""
+        """Whether this rank called `set_trigger()`: 0 or 1, of shape []."""
         return torch.tensor(int(self.parts.steps.is_triggered), device=self.device)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Start a micro-batch, and count it in `step`."""
+        """Start a micro-batch and count it in `step`."""
         ends = self.gradient_state.sync_with_dataloader and self.gradient_state.end_of_dataloader
         self.step = 0 if ends else self.step + 1
         return super().accumulate(*models)
@@ -171,28 +171,28 @@ class Accelerator(native.Accelerator):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradients' norm, also while they accumulate, and return what it was."""
+        """Clip the gradient norm, also during accumulation, and return the norm before clipping."""
         unscaled = self.parts.steps.unscaled(parameters)
         return self.parts.training.strategy.clip_grad_norm_(unscaled, max_norm, float(norm_type))
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], also while they accumulate."""
+        """Clip gradients to [-clip_value, clip_value], also during accumulation."""
         unscaled = self.parts.steps.unscaled(parameters)
         self.parts.training.strategy.clip_grad_value_(unscaled, clip_value)
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all prepared objects, and count from 0 again."""
+        """Release all prepared objects and reset `step` to 0."""
         self.step = 0
         return super().free_memory(*objects)
 
     clear = free_memory
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather results, and leave out those of repeated samples where they are for samples."""
+        """Gather results from all ranks, dropping those of repeated samples if per-sample."""
         return gather_for_metrics(input_data, use_gather_object, strict=False)
 
     def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:
-        """Return the sum over ranks of each tensor, or its `mean` or `max`; see the class."""
+        """Return the sum, `mean` or `max` of each tensor over all ranks; see the class."""
         total = super().reduce(tensor, "sum" if reduction == "none" else reduction)
         own = leaves(tensor)  # in the same order
         if reduction == "mean":

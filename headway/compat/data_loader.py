@@ -1,7 +1,7 @@
-"""The names of `accelerate.data_loader`, with its ways of sharing data out, drawing and resuming.
+"""The names of `accelerate.data_loader`, with its sharding, sampling and resuming.
 
-They fill whole batches up with repeats, where `prepare` of `headway.Accelerator` shares the last
-ones out.
+Last batches are padded with repeated samples; `headway.Accelerator` distributes the remaining
+samples instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headway.ipc.step_clock import DATA, SCRIPT
 from headway.state import GradientState
 
 _LOOP = "a loop over a prepared DataLoader"
-_KEPT = (  # not in_order: ranks with other orders would mix up their batches
+_KEPT = (  # without in_order: ranks must not reorder batches differently
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
     "pin_memory_device",
@@ -43,23 +43,23 @@ _KEPT = (  # not in_order: ranks with other orders would mix up their batches
 
 
 class DataLoaderShard(TrainingLoader):
-    """A DataLoader that moves batches to a device, notices the last one, and counts its passes.
+    """A DataLoader that moves batches to a device, detects the last batch and counts epochs.
 
-    Its data set or batch sampler is a shard already, where there are several ranks. A pass counts
-    once it has come to its end; one without its first batches is not counted by the loader that it
-    was made of. All other attributes are those of `base_dataloader`.
+    With several ranks, the dataset or batch sampler must already be a shard. An epoch counts once
+    it is complete; an epoch of a loader from `skip_first_batches` does not count for the original
+    loader. All other attributes are those of `base_dataloader`.
 
-    With `use_stateful_dataloader` that is a StatefulDataLoader of torchdata, and so is this one by
-    `isinstance`: it has its methods, and checkpoints have its state.
+    With `use_stateful_dataloader`, `base_dataloader` is a StatefulDataLoader from torchdata.
+    `isinstance` and methods of this loader match it, and checkpoints include its state.
 
     Args:
-        dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
-        device: that of the batches; None leaves them where they are.
-        rng_types: the random generators that rank 0 sets for all at the beginning of each pass:
+        dataset: The dataset for `torch.utils.data.DataLoader`, which also gets `kwargs`.
+        device: Device to move batches to. None leaves them in place.
+        rng_types: Random number generators to synchronize from rank 0 at the start of each epoch:
             `torch`, `cuda`, `generator` (the next argument).
-        synchronized_generator: a generator of a sampler or stream.
-        skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: see above.
+        synchronized_generator: Generator of a sampler or stream.
+        skip_batches: Number of batches to skip at the start of each epoch.
+        use_stateful_dataloader: See above.
     """
 
     end_of_dataloader = False
@@ -84,7 +84,7 @@ class DataLoaderShard(TrainingLoader):
         self.rng_types, self.synchronized_generator = rng_types or (), synchronized_generator
         self.use_stateful_dataloader, self.gradient_state = use_stateful_dataloader, GradientState()
         self._drop_last, self._non_blocking = _drop_last, _non_blocking
-        self._state: dict[str, Any] = {}  # torchdata's, after the last batch, or as it was loaded
+        self._state: dict[str, Any] = {}  # torchdata's, after the last batch or as loaded
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -92,7 +92,7 @@ class DataLoaderShard(TrainingLoader):
         return _stateful_class() if is_stateful else type(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "base_dataloader":  # copy and pickle ask before there are attributes
+        if name == "base_dataloader":  # copy and pickle read it before __init__ has run
             raise AttributeError(name)
         found = getattr(self.base_dataloader, name)
         own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
@@ -140,12 +140,12 @@ class DataLoaderShard(TrainingLoader):
         return ((batch, GlobalBatch()) for batch in iter(self.base_dataloader))
 
     def _last(self, batch: GlobalBatch) -> GlobalBatch:
-        """Return what is known of the last global batch."""
+        """Return the sizes of the last global batch."""
         if self.remainder <= 0:
             return batch
         return GlobalBatch(self.remainder, self.total_batch_size, self.total_batch_size)
 
-    # ------------------------------------------------------------------ where it stands
+    # ------------------------------------------------------------------ position
 
     def _position(self) -> dict[str, Any]:
         if not self.use_stateful_dataloader:
@@ -176,13 +176,13 @@ class DataLoaderShard(TrainingLoader):
             self._load_state_dict(position["state"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`, for all that draw or order samples."""
+        """Set the epoch for the next iteration, also in samplers and the dataset."""
         self.iteration, batches = epoch, _batches_of(self)
         for part in (batches, getattr(batches, "sampler", None), self.sampler, self.dataset):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
 
-    # ------------------------------------------------------------------ other forms of it
+    # ------------------------------------------------------------------ variants
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
@@ -210,14 +210,14 @@ class DataLoaderShard(TrainingLoader):
 
     @property
     def total_batch_size(self) -> int:
-        """The number of samples in a batch of all ranks together."""
+        """Samples in a global batch."""
         batches = _batches_of(self)
         is_split, size = getattr(batches, "split_batches", False), batches.batch_size
         return int(size if is_split else size * getattr(batches, "num_processes", 1))
 
     @property
     def total_dataset_length(self) -> int:
-        """The number of samples of all ranks together; TypeError if it is not known."""
+        """Samples over all ranks; TypeError if unknown."""
         data: Any = self.dataset
         return len(data) if (length := getattr(data, "total_length", None)) is None else int(length)
 
@@ -226,22 +226,22 @@ DataLoaderAdapter = DataLoaderStateMixin = DataLoaderShard
 
 
 class SkipDataLoader(DataLoaderShard):
-    """A DataLoader that leaves out the first batches of each pass; see `DataLoaderShard`."""
+    """A DataLoader that skips the first batches of each epoch; see `DataLoaderShard`."""
 
     def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
 
 
 class DataLoaderDispatcher(DataLoaderShard):
-    """A DataLoader that rank 0 alone reads; it sends all batches to the others, which cut them.
+    """A DataLoader that only rank 0 iterates; each rank takes its slice of the broadcast batches.
 
-    The batches of a round are joined and cut into parts of equal size. The last part is filled up
-    with the first samples of the pass. So batches have to be tensors, alone or nested, of shapes
-    that can be joined.
+    The batches of a round are concatenated and split into equal parts. The last part is padded
+    with the first samples of the epoch. Batches must be tensors, possibly nested, with shapes that
+    can be concatenated.
 
     Args:
         dataset, skip_batches, kwargs: see `DataLoaderShard`.
-        split_batches: divide each batch among the ranks, instead of as many batches as ranks.
+        split_batches: Split each batch among the ranks, instead of one batch per rank.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
         self._rank, self._size = rank_and_size()
-        self._begun: Any = None  # the loader of which a pass has begun
+        self._begun: Any = None  # the loader with a started epoch
         self._num_batches = 1 if split_batches else self._size  # in a round
 
     def __len__(self) -> int:
@@ -261,7 +261,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         loader = self.base_dataloader
         if self._rank == 0:
             return self._parts(self._rounds(iter(loader)))
-        # the random generators are left as they are where the loader is read, as there
+        # advance the random number generators as on rank 0, which iterates the loader
         if not (loader.persistent_workers and self._begun is loader):
             iter(changed(loader, num_workers=0, timeout=0))  # draws the workers' seed
         self._begun = loader
@@ -275,7 +275,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 yield (nested.concatenate(taken),)
 
     def _parts(self, rounds: Iterator[tuple[Any]]) -> Iterator[tuple[Any, GlobalBatch]]:
-        """Yield this rank's part of each round; rank 0 has the rounds."""
+        """Yield this rank's part of each round; `rounds` is empty except on rank 0."""
         full = (getattr(_batches_of(self), "batch_size", None) or 0) * self._num_batches
         first = None
         while sent := self._broadcast(next(rounds, ())):
@@ -319,21 +319,21 @@ def prepare_data_loader(
     non_blocking: bool = False,
     use_stateful_dataloader: bool = False,
 ) -> DataLoaderShard:
-    """Return a loader that gives one rank its share of the batches of another.
+    """Return a loader that yields one rank's shard of a DataLoader's batches.
 
     Args:
-        device: where `put_on_device` moves batches to.
-        num_processes, process_index: None: those of the process group.
-        split_batches, even_batches: see `BatchSamplerShard`.
-        rng_types: see `DataLoaderShard`.
-        dispatch_batches: see `DataLoaderDispatcher`; needs `put_on_device`. None: for a stream
-            whose batches are put on the device.
-        use_seedable_sampler, data_seed, non_blocking: see `DataLoaderConfiguration`.
-        use_stateful_dataloader: see `DataLoaderShard`.
+        device: Device to move batches to if `put_on_device` is set.
+        num_processes, process_index: Default to world size and rank of the process group.
+        split_batches, even_batches: See `BatchSamplerShard`.
+        rng_types: See `DataLoaderShard`.
+        dispatch_batches: See `DataLoaderDispatcher`; requires `put_on_device`. None enables it for
+            iterable datasets if `put_on_device` is set.
+        use_seedable_sampler, data_seed, non_blocking: See `DataLoaderConfiguration`.
+        use_stateful_dataloader: See `DataLoaderShard`.
 
     Raises:
-        UsageError: a batch cannot be split into equal parts, batches are to be dispatched and not
-            put on the device, or torchdata is missing.
+        UsageError: A batch cannot be split into equal parts, `dispatch_batches` is set without
+            `put_on_device`, or torchdata is missing.
     """
     if dispatch_batches and not put_on_device:
         raise UsageError(
@@ -371,17 +371,17 @@ def prepare_data_loader(
 def _share_of(
     options: dict[str, Any], source: str, num_ranks: int, rank: int, split: bool, even: bool
 ) -> dict[str, Any]:
-    """Return the arguments by which a DataLoader gives one rank's share."""
+    """Return the DataLoader arguments for one rank's shard."""
     given = options[source]
     if source != "dataset":
         if source == "sampler" and not isinstance(given, BatchSampler):
             raise UsageError(
-                "batch_size=None gives single samples, which are not shared out in batches",
+                "batch_size=None yields single samples, which cannot be sharded in batches",
                 where="the script's data loader",
-                fix="give it a batch_size, or a BatchSampler as its sampler",
+                fix="pass a batch_size, or a BatchSampler as sampler",
             )
         return {source: BatchSamplerShard(given, num_ranks, rank, split, even)}
-    datasets = sys.modules.get("datasets")  # Hugging Face's, whose streams may be in parts
+    datasets = sys.modules.get("datasets")  # Hugging Face's; its streams may be sharded
     is_theirs = datasets is not None and isinstance(given, datasets.IterableDataset)
     if is_theirs and given.n_shards >= num_ranks and not split:
         return {source: given.shard(num_shards=num_ranks, index=rank)}
@@ -391,7 +391,7 @@ def _share_of(
 
 
 def _with_seedable_sampler(batches: Any, seed: int | None) -> Any:
-    """Return a batch sampler that draws by a seed, rank 0's, if it draws at random."""
+    """Return a batch sampler seeded with rank 0's seed if it samples randomly."""
     drawn = getattr(batches, "sampler", None)
     if not isinstance(drawn, RandomSampler):
         return batches
@@ -403,7 +403,7 @@ def _with_seedable_sampler(batches: Any, seed: int | None) -> Any:
 
 
 def _generator_of(source: Any) -> Any:
-    """Return the generator of a stream, or of a sampler, which gets one if it may have one."""
+    """Return the generator of a stream or sampler; create a sampler's generator if it is None."""
     drawn: Any = source if isinstance(source, IterableDataset) else getattr(source, "sampler", None)
     if hasattr(drawn, "generator") and drawn.generator is None and drawn is not source:
         drawn.generator = torch.Generator(device=torch.get_default_device())
@@ -412,7 +412,7 @@ def _generator_of(source: Any) -> Any:
 
 
 def get_sampler(dataloader: Any) -> Any:
-    """Return the sampler of a loader's samples; None if it has none."""
+    """Return the sampler of a loader's samples, or None."""
     return getattr(_batches_of(dataloader), "sampler", None)
 
 
@@ -421,7 +421,7 @@ def _batches_of(loader: Any) -> Any:
 
 
 def _options_of(loader: DataLoader[Any]) -> tuple[dict[str, Any], str]:
-    """Return the arguments of a DataLoader, and the one that ranks or a skip take a part of."""
+    """Return the arguments of a DataLoader, and the name of the one to shard or skip."""
     options = {name: getattr(loader, name) for name in _KEPT}
     if isinstance(loader.dataset, IterableDataset):
         return options | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}, "dataset"
@@ -437,7 +437,7 @@ def _stateful_class() -> Any:
         raise UsageError(
             "use_stateful_dataloader=True needs torchdata, which is not installed",
             where="the script's DataLoaderConfiguration(...)",
-            fix="pip install torchdata, or remove it",
+            fix="`pip install torchdata`, or remove use_stateful_dataloader",
         ) from None
     return StatefulDataLoader
 

@@ -1,8 +1,8 @@
-"""The modules of this package, made on first import; their attributes come from where they are.
+"""Modules of this package, created on first import, that forward attributes to their homes.
 
-`replace_accelerate` gives whatever imports `accelerate` Headway's runtime, in this process. The
-modules of the installed Accelerate's runtime are then never executed: their names are those of
-`headway.compat`. All others are its own, in which the names that Headway has are Headway's.
+`replace_accelerate` replaces Accelerate's runtime with Headway's for all imports of `accelerate`
+in this process. Accelerate's runtime modules are not executed; `headway.compat` provides their
+names. Its other modules are executed, and names that Headway implements are replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ utils.offload utils.operations utils.other utils.random utils.rich utils.torch_x
 utils.transformer_engine utils.versions
 """
 MODULES = frozenset(_NAMES.split())
-"""Those of Accelerate's modules that have no file here: all of their names are elsewhere."""
+"""Accelerate's modules without a file in this package: all of their names are forwarded."""
 
 
 class Finder(MetaPathFinder, Loader):
@@ -43,14 +43,14 @@ class Finder(MetaPathFinder, Loader):
 
 
 def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` (PEP 562) of a module of this package.
+    """Return `__getattr__` and `__dir__` (PEP 562) for a module of this package.
 
-    A name becomes an attribute on first use. An unknown name's error gives the alternative.
+    A name becomes an attribute on first use. The error for an unknown name suggests an alternative.
     """
     inside = module.removeprefix(COMPAT).removeprefix(".")
 
     def get(name: str) -> Any:
-        # `inspect` asks all modules for these, amid the import of others too
+        # `inspect` reads these from all modules, also during an import
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home = home_of(inside, name)
@@ -80,14 +80,14 @@ RUNTIME = frozenset(
 
 
 def replace_accelerate() -> None:
-    """Make all imports of `accelerate` in this process give Headway's runtime, from now on.
+    """Replace Accelerate with Headway's runtime for all later imports in this process.
 
-    Scripts and libraries (transformers' Trainer, TRL, diffusers) stay as they are. What has nothing
-    to do with the runtime, such as device maps, is the installed Accelerate's. `headway launch
+    Scripts and libraries (transformers' Trainer, TRL, diffusers) need no changes. Code unrelated to
+    the runtime, such as device maps, comes from the installed Accelerate. `headway launch
     --replace-accelerate` does the same in all ranks.
 
     Raises:
-        UsageError: Accelerate is not installed, or has been imported already.
+        UsageError: Accelerate is not installed or is already imported.
 
     Examples:
         >>> import headway
@@ -100,7 +100,7 @@ def replace_accelerate() -> None:
         return
     if ORIGINAL in sys.modules:
         raise UsageError(
-            "accelerate has been imported already, so two runtimes would be in one process",
+            "accelerate is already imported, so this process would have two runtimes",
             where="the script's replace_accelerate()",
             fix="call it before the first import of accelerate, and of libraries that import it"
             " (trl, peft, diffusers), or start the script with"
@@ -108,7 +108,7 @@ def replace_accelerate() -> None:
         )
     if find_spec(ORIGINAL) is None:
         raise UsageError(
-            "accelerate is not installed, so there is nothing to replace",
+            "accelerate is not installed, so it cannot be replaced",
             where="replace_accelerate",
             fix="pip install accelerate; or change the script's imports with `headway adopt`",
         )
@@ -143,7 +143,7 @@ def _found_by_others(
 
 
 class _Kept(Loader):
-    """Executes a module of the installed Accelerate, and replaces names that Headway has."""
+    """Executes a module of the installed Accelerate and replaces names that Headway implements."""
 
     def __init__(self, module: str, own: Any) -> None:
         self._module, self._own = module, own
@@ -153,7 +153,7 @@ class _Kept(Loader):
         return created
 
     def exec_module(self, module: ModuleType) -> None:
-        if not self._module:  # the runtime imports these there, before all else
+        if not self._module:  # accelerate imports these first
             for name in ("utils", *sorted(RUNTIME)):
                 import_module(f"{ORIGINAL}.{name}")
         self._own.exec_module(module)
@@ -168,9 +168,9 @@ class _Kept(Loader):
 
 
 class _Runtime(Loader):
-    """Makes a module of Headway's names; Accelerate's other names there refuse to be called.
+    """Creates a module with Headway's names; other names of Accelerate raise when called.
 
-    The installed Accelerate's is not executed. `module` is the name below `accelerate`.
+    The installed module is not executed. `module` is its name below `accelerate`.
     """
 
     def __init__(self, module: str) -> None:

@@ -1,4 +1,4 @@
-"""Accelerate's samplers: what one rank gets of a batch sampler or a stream, and seeded orders."""
+"""Accelerate's samplers: shards of batch samplers and streams, and seeded shuffling."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from headway.errors import UsageError
 
 @dataclass(eq=False)
 class BatchSamplerShard(BatchSampler):
-    """The batches of a batch sampler that one rank gets, as many as every other rank.
+    """One rank's shard of a batch sampler, with the same number of batches on all ranks.
 
     Args:
-        batch_sampler: its batches are lists of indices; `batch_size` and `drop_last` are read
-            from it where it has them.
-        num_processes: the number of ranks.
-        process_index: this rank.
-        split_batches: every rank gets a part of each batch, not each num_processes-th batch.
-        even_batches: fill the last batches of all ranks up with samples from the beginning. False
-            gives what is left to the first ranks.
+        batch_sampler: Yields lists of indices; its `batch_size` and `drop_last` are used if
+            present.
+        num_processes: Number of ranks.
+        process_index: This rank.
+        split_batches: Take a part of each batch instead of each num_processes-th batch.
+        even_batches: Pad the last batches with samples from the start. If False, only the first
+            ranks get the remaining batches.
 
     Raises:
-        UsageError: a batch cannot be split into equal parts.
+        UsageError: A batch cannot be split into equal parts.
     """
 
     batch_sampler: Any
@@ -45,7 +45,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """The number of batches of all ranks together."""
+        """Number of batches over all ranks."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
@@ -65,19 +65,19 @@ class BatchSamplerShard(BatchSampler):
 
 @dataclass(eq=False)
 class IterableDatasetShard(IterableDataset[Any]):
-    """The samples of a stream that one rank gets, as many as every other rank.
+    """One rank's shard of a stream, with the same number of samples on all ranks.
 
     Args:
-        dataset: the stream; every rank reads all of it.
-        batch_size: samples in a batch of one rank; with `split_batches` of all ranks.
-        drop_last: leave the last round out if it is not whole, instead of filling it up with
-            samples from the beginning.
-        num_processes: the number of ranks.
-        process_index: this rank.
-        split_batches: every rank gets a part of each batch.
+        dataset: The stream; each rank reads all of it.
+        batch_size: Batch size per rank, or over all ranks with `split_batches`.
+        drop_last: Drop an incomplete last round instead of padding it with samples from the
+            start.
+        num_processes: Number of ranks.
+        process_index: This rank.
+        split_batches: Take a part of each batch.
 
     Raises:
-        UsageError: a batch cannot be split into equal parts.
+        UsageError: A batch cannot be split into equal parts.
     """
 
     dataset: Any
@@ -93,7 +93,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             require_multiple(self.batch_size, self.num_processes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`, for the data set too."""
+        """Set the epoch for the next iteration, also in the dataset."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -116,7 +116,7 @@ def _rounds(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _parts(rounds: Iterable[list[Any]], full: int, shard: Any, even: bool) -> Iterator[list[Any]]:
-    """Yield the shard's part of each round, which is whole if it is `full`."""
+    """Yield the shard's part of each round; a complete round has `full` items."""
     size, first = full // shard.num_processes, list[Any]()
     for items in rounds:
         first = first or items
@@ -136,16 +136,16 @@ def require_multiple(batch_size: int | None, num_processes: int) -> None:
             f"split_batches=True, but batch_size {batch_size} is not a round multiple of"
             f" {num_processes} processes",
             where="the script's data loader",
-            fix=f"give it a batch_size that is a multiple of {num_processes}",
+            fix=f"set its batch_size to a multiple of {num_processes}",
         )
 
 
 class SeedableRandomSampler(RandomSampler):
-    """A RandomSampler whose order depends on a seed and on the number of the pass only.
+    """A RandomSampler whose order depends only on a seed and the epoch.
 
     Args:
-        data_source, replacement, num_samples, generator: as for `torch.utils.data.RandomSampler`.
-        data_seed: the seed of pass 0; each later pass adds 1. None: torch's initial seed.
+        data_source, replacement, num_samples, generator: See `torch.utils.data.RandomSampler`.
+        data_seed: Seed of epoch 0; each later epoch adds 1. Defaults to torch's initial seed.
     """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
@@ -161,5 +161,5 @@ class SeedableRandomSampler(RandomSampler):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`."""
+        """Set the epoch for the next iteration."""
         self.epoch = epoch

@@ -1,1 +1,1 @@
-"""How much memory a training script takes: it is run without memory, its tensors counted."""
+"""Memory estimation: run a training script with fake tensors and count their bytes."""

@@ -1,6 +1,4 @@
-"""Reads which devices a script is to be trained on, asks the child about it under every strategy,
-and judges what fits.
-"""
+"""Memory planning: parse the target devices, run a trial per strategy, and check what fits."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ _FORM = re.compile(
 
 
 class Devices(NamedTuple):
-    """Equal devices on one machine or more."""
+    """Identical devices on one or more machines."""
 
-    kind: str  # cuda or cpu: those whose memory is estimated
-    name: str  # as it is printed, and for a GPU what `torch.cuda.get_device_name()` gives
-    memory_bytes: int  # of each; for CPUs of each machine
-    per_machine: int = 1  # as many ranks
+    kind: str  # cuda or cpu
+    name: str  # for display and, for a GPU, `torch.cuda.get_device_name()`
+    memory_bytes: int  # per device; for CPUs per machine
+    per_machine: int = 1  # devices and ranks
     machines: int = 1
 
     @property
@@ -41,7 +39,7 @@ class Devices(NamedTuple):
 
     @property
     def bytes_per_rank(self) -> int:
-        """A device's memory, or a rank's share of its machine's."""
+        """The device's memory, or the rank's share of its machine's memory."""
         return self.memory_bytes // (self.per_machine if self.kind == "cpu" else 1)
 
     def __str__(self) -> str:
@@ -51,18 +49,18 @@ class Devices(NamedTuple):
 
 
 def parse_devices(text: str, this_machine: Machine) -> Devices:
-    """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, 24GB, 4xcpu."""
+    """Parse `--devices`: 8xH100-80GB, 2x8xA100-40GB, 24GB, 4xcpu."""
     found = _FORM.fullmatch(text.strip().replace(" ", ""))
     if found is None or not (found["name"] or found["memory"]):
         raise ConfigError(
             f"devices are {text!r}, which is not of the form [MACHINESx][COUNTx]NAME[-MEMORY]",
             where="--devices",
-            fix="pass such as --devices 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
+            fix="for example, pass --devices 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
         )
     count, machines = int(found["count"] or 1), int(found["machines"] or 1)
     if not count * machines:
         raise ConfigError(
-            f"devices are {text!r}, which is none", where="--devices", fix="pass a count above 0"
+            f"devices are {text!r}, a count of 0", where="--devices", fix="pass a positive count"
         )
     memory = _bytes(found["memory"]) if found["memory"] else None
     name = found["name"] or "GPU"
@@ -70,21 +68,21 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
         return Devices("cpu", "CPU", memory or _host_bytes(this_machine), count, machines)
     if memory is None:
         raise ConfigError(
-            f"the memory of {name!r} is not given",
+            f"the memory of {name!r} is missing",
             where="--devices",
-            fix=f"write it after the name: {name}-40GB",
+            fix=f"append it to the name: {name}-40GB",
         )
     return Devices("cuda", f"{name}-{found['memory']}", memory, count, machines)
 
 
 def devices_of(machine: Machine) -> Devices:
-    """Return the devices of a machine: its CUDA GPUs, the smallest memory of them, or its CPU."""
+    """Return a machine's CUDA GPUs, with their smallest memory size, or its CPU."""
     if gpus := machine.gpus_of("cuda"):
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
         if smallest.memory_bytes:
             return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
         why = smallest.unknown.get("memory_bytes", "not reported")
-        what = f"the memory of {smallest.name} is not known: {why}"
+        what = f"the memory of {smallest.name} is unknown: {why}"
         raise ConfigError(what, where="the machine", fix=f"pass --devices {len(gpus)}x24GB")
     return Devices("cpu", "CPU", _host_bytes(machine))
 
@@ -100,59 +98,59 @@ def _host_bytes(machine: Machine) -> int:
     known = [limit for limit in limits if limit]
     if not known:
         raise ConfigError(
-            "the memory of this machine is not known",
+            "the memory of this machine is unknown",
             where="the machine's snapshot",
-            fix="say it with the devices: --devices cpu-64GB",
+            fix="add it to the devices: --devices cpu-64GB",
         )
     return min(known)
 
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
-"""What a byte is for. Activations are made in the passes of modules; other tensors, such as
-batches, outside of them."""
+"""Categories of memory. Activations are created in forward and backward passes; other tensors, such
+as batches, outside them."""
 
 
 class Trial(NamedTuple):
-    program: str  # the script's path, or the name of a module
+    program: str  # path of a script or name of a module
     args: tuple[str, ...]
     is_module: bool = False
-    device: str = "cpu"  # or cuda: what the script is told that it has
+    device: str = "cpu"  # or cuda: the device reported to the script
     device_name: str = ""
     device_bytes: int = 0
     world_size: int = 1
     local_world_size: int = 1
-    sharded: bool = False  # by `fully_shard`, over the ranks
-    checkpointed: bool = False  # activations of repeated blocks are recomputed
+    sharded: bool = False  # over the ranks with `fully_shard`
+    checkpointed: bool = False  # recompute activations of repeated blocks
     time_limit_s: float = 300.0
 
 
 class TrialResult(NamedTuple):
-    """What an attempt found, for one rank."""
+    """The result of a trial, for one rank."""
 
-    peak_bytes: int = 0  # at the highest point of the steps
-    peak_at: str = ""  # when that was, and at which line
+    peak_bytes: int = 0
+    peak_at: str = ""  # time and line of the peak
     categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    steps: int = 0  # optimizer steps that the script made
-    seconds: float = 0.0  # from its first line to its last
-    notes: tuple[str, ...] = ()  # what was skipped, bounded or refused, each with its line
-    failed_at: str = ""  # the line that did not work, and why; nothing else is known then
-    output: str = ""  # the last lines that the script printed
+    steps: int = 0  # completed optimizer steps
+    seconds: float = 0.0  # duration of the script
+    notes: tuple[str, ...] = ()  # skipped, assumed and denied calls, each with its line
+    failed_at: str = ""  # the failing line and the reason; the other fields are unset then
+    output: str = ""  # end of the script's output
 
 
 MARGIN_BYTES = {"cuda": 5 * 2**28, "cpu": 2**29}
-"""For what torch does not count: of a GPU its context, the workspaces of cuBLAS, cuDNN and NCCL; of
-a CPU Python and its libraries."""
-MARGIN_SHARE = 0.05  # of the peak: rounding and gaps of the allocator, workspaces of kernels
+"""For memory that torch does not count: a GPU's context and the workspaces of cuBLAS, cuDNN and
+NCCL; on a CPU, Python and its libraries."""
+MARGIN_SHARE = 0.05  # of the peak: allocator rounding and fragmentation, kernel workspaces
 
 
 class Variant(NamedTuple):
-    name: str  # as it is printed, and for `--strategy`
+    name: str  # for display and `--strategy`
     sharded: bool = False
     checkpointed: bool = False
 
     @property
     def settings(self) -> dict[str, str]:
-        """The launch settings that train a prepared model this way."""
+        """The launch settings of this variant."""
         given = {"strategy": FSDP if self.sharded else DDP}
         if self.checkpointed:
             given["activation_checkpointing"] = YES
@@ -165,19 +163,19 @@ ROWS = (
     Variant("ddp+checkpointing", checkpointed=True),
     Variant("fsdp+checkpointing", sharded=True, checkpointed=True),
 )
-"""The strategies, cheapest first. For one rank, `ddp` is plain training."""
+"""The variants, cheapest first. With one rank, `ddp` is plain training."""
 
 
 def rows_for(world_size: int) -> tuple[Variant, ...]:
-    """Return the rows that apply to this number of ranks, cheapest first."""
+    """Return the variants that apply to this number of ranks, cheapest first."""
     return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
 
 
 class Judged(NamedTuple):
     row: Variant
-    outcome: TrialResult  # for the script's own arguments
-    needed_bytes: int  # the peak with its margin
-    fits: bool | None  # None where the script could not be followed
+    outcome: TrialResult  # with the script's own arguments
+    needed_bytes: int  # the peak plus the margin
+    fits: bool | None  # None if the script failed
 
 
 _SERVER = """
@@ -186,13 +184,13 @@ sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
 from headway.estimate.child.trials import main
 main()
 """
-"""Runs the server without the working folder on its path: it imports before it confines itself."""
+"""Runs the server without the working folder in sys.path: its imports precede the confinement."""
 
 
 class Planner:
-    """Makes attempts in a child that has imported torch. A context.
+    """A context manager that runs trials in a child process with torch imported.
 
-    `python` is the interpreter with its flags, and `environ` the environment of the script.
+    `python` is the interpreter with its flags, and `environ` the script's environment.
     """
 
     def __init__(self, python: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -210,8 +208,8 @@ class Planner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(BrokenPipeError), self._server:  # of what it did not read, if it has ended
-            pass  # its standard input is closed, which ends it
+        with suppress(BrokenPipeError), self._server:  # unread input, if the server exited
+            pass  # closes its standard input, which terminates it
 
     def judge(self, rows: Sequence[Variant], attempt: Trial, devices: Devices) -> list[Judged]:
         found: list[Judged] = []
@@ -232,16 +230,16 @@ class Planner:
         line = self._server.stdout.readline()
         if not line:
             raise LaunchError(
-                f"the process that follows the script ended with exit code {self._server.wait()}",
+                f"the estimation process exited with code {self._server.wait()}",
                 where=attempt.program,
-                fix="see its own message above; report it if it is a traceback of headway's",
+                fix="see its message above; report it if it is a traceback from headway",
             )
         outcome: TrialResult = decode(kinds_of(TrialResult), line)
         return outcome
 
 
 def judged(outcome: TrialResult, devices: Devices) -> tuple[int, bool | None]:
-    """Return the bytes needed, with the margin, and whether a device has them."""
+    """Return the required bytes, including the margin, and whether a device has them."""
     peak = outcome.peak_bytes
     needed = peak + int(MARGIN_SHARE * peak) + MARGIN_BYTES[devices.kind]
     return needed, None if outcome.failed_at else needed <= devices.bytes_per_rank
@@ -250,9 +248,9 @@ def judged(outcome: TrialResult, devices: Devices) -> tuple[int, bool | None]:
 CONFINED = {
     "CUDA_VISIBLE_DEVICES": "",
     **dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1"),
-    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # fake tensors are made in the script's own thread alone
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # fake tensors are created only in the script's thread
     "WANDB_MODE": "disabled",
     "TQDM_DISABLE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""Variables by which libraries are known to leave GPUs, the network, the disk and threads alone."""
+"""Variables that keep libraries from using GPUs, the network, the disk and threads."""

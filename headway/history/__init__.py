@@ -1,4 +1,4 @@
-"""What is kept of every run: its record, read by `headway runs`, `why` and `logs`.
+"""Records of runs, read by `headway runs`, `why` and `logs`.
 
-Never knows a plan or a rank's process.
+Independent of plans and rank processes.
 """

@@ -1,7 +1,7 @@
-"""What the wall time of a run was spent on, by the attempts of its ranks. Pure.
+"""Breakdown of a run's wall time over its attempts. Pure.
 
-Rank 0 stands for all ranks. A step that an earlier attempt had done is a repeated one, with its
-saves and its waiting for data.
+Measured on rank 0. A step that an earlier attempt completed counts as repeated, including its
+saves and waiting for data.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ _REPORT_EVERY_S = 1.0
 
 
 class Attempt(NamedTuple):
-    began_at: float  # when the run did, or when the attempt before it failed; since the epoch
-    first: int = 0  # the number of its first step; 0: none is known
-    first_at: float = 0.0  # when that was done
+    began_at: float  # start of the run or failure of the previous attempt, since the epoch
+    first: int = 0  # number of its first step; 0: unknown
+    first_at: float = 0.0  # end of the first step
     last: int = 0
     last_at: float = 0.0  # the last report of rank 0
-    spent: Mapping[str, float] = MappingProxyType({})  # seconds of its steps after the first one
-    cause: str = ""  # of the failure that it follows; empty for the first attempt
-    failed_at_step: int = 0  # that the training had reached then; 0: not known
-    num_restarts: int = 0  # that were used by then
+    spent: Mapping[str, float] = MappingProxyType({})  # seconds of its steps after the first
+    cause: str = ""  # of the preceding failure; empty for the first attempt
+    failed_at_step: int = 0  # last step before that failure; 0: unknown
+    num_restarts: int = 0  # restarts used so far
 
 
 class Attempts:
-    """The attempts of a run so far, from the figures of its steps."""
+    """The attempts of a run, computed from its step figures."""
 
     def __init__(self, began_at: float) -> None:
         self.rows = [Attempt(began_at)]
-        self._furthest = 0  # step of all earlier attempts
-        self._restart = ""  # whose cost is not known yet
+        self._furthest = 0  # last step of all earlier attempts
+        self._restart = ""  # a restart whose cost is not known yet
 
     def begin(self, attempt: Attempt, restart: str) -> None:
-        """Begin an attempt; `restart` names it in a sentence."""
+        """Begin an attempt; `restart` names it in messages."""
         self._furthest = max(self._furthest, self.rows[-1].last)
         self.rows.append(attempt)
         self._restart = restart
 
     def end(self, step: int, at: float) -> None:
-        """End the last attempt, which has come to `step`: too few steps have no figures."""
+        """End the last attempt at `step`, for an attempt too short to have figures."""
         if step and not self.rows[-1].first:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
     def note(self, rank: int, figures: Figures, now: float) -> str:
-        """Add figures of a rank; return what a restart has cost, once a new step is done."""
+        """Add a rank's figures; return the cost of a restart once a new step is done."""
         if rank != 0:
             return ""
         row, count = self.rows[-1], figures.num_steps
@@ -78,9 +78,9 @@ class Attempts:
 
 
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
-    """Return the parts of a run's wall time, which sum to 1; None without a known step.
+    """Return the breakdown of a run's wall time in fractions of 1; None if no step is known.
 
-    An attempt that was killed has not reported its last moments, which count as training.
+    The unreported time at the end of a killed attempt counts as training.
     """
     if not any(attempt.first for attempt in attempts):
         return None

@@ -1,4 +1,4 @@
-"""In what two runs differ: settings, arguments, code, variables, machine, versions. Pure."""
+"""Differences between two runs: settings, arguments, code, variables, machine, versions. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headway.history.record import RunRecord
 from headway.history.store import Launch
 
 _NOT_OF_THE_RUN = ("record", "log_dir", "output", "sbatch", "snapshot")
-"""Settings that change nothing of what is computed."""
+"""Settings that do not affect the computation."""
 _MOST_LINES = 60  # of a diff
 _GONE = "-"
-_FLAG = re.compile(r"--?[A-Za-z_]")  # and no negative number
+_FLAG = re.compile(r"--?[A-Za-z_]")  # not a negative number
 
 
 class Change(NamedTuple):
     kind: str  # setting, argument, code, variable, machine, launch, package
     name: str
-    before: str  # its value then; `-` for none
+    before: str  # the previous value; `-` if unset
     after: str
     detail: str = ""  # lines of a diff
 
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 def changes(before: RunRecord, after: RunRecord) -> list[Change]:
-    """Return the differences between two runs, the most important first."""
+    """Return the differences between two runs, most important first."""
     old, new = before.start, after.start
     return [
         *_changed("setting", _settings(old), _settings(new)),
@@ -46,7 +46,7 @@ def _settings(start: Launch) -> dict[str, str]:
 
 
 def _variables(start: Launch) -> dict[str, str]:
-    """Return the variables except Headway's, which are compared as settings."""
+    """Return the variables without Headway's, which are compared as settings."""
     both = {**start.variables, **start.environment}
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
@@ -67,7 +67,7 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Itera
 
 
 def _by_flag(words: Sequence[str]) -> dict[str, str]:
-    """Return the words after each flag; each word before the first flag by its number."""
+    """Return the values of each flag; words before the first flag by position."""
     found: dict[str, list[str]] = {}
     flag = ""
     for number, word in enumerate(words, 1):

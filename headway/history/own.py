@@ -1,7 +1,7 @@
-"""The record of a single process that has replaced its launcher: it adds its figures and its end.
+"""The record of a single process that replaced its launcher; the process adds figures and exit.
 
-Where the launcher's code runs the script, that knows the end; otherwise the Accelerator adds it
-when Python exits, and knows the exit code of a script that raised or called `end_training()`.
+If the launcher's code runs the script, it records the exit. Otherwise the Accelerator records it at
+interpreter exit; the code is known if the script raised or called `end_training()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.ipc.typed import plain
 
 
 class _Process:
-    """State of this process that its record needs."""
+    """State for this process's record."""
 
     def __init__(self) -> None:
         self.series = FigureSeries()
@@ -39,16 +39,16 @@ _process = _Process()
 
 
 def path() -> str:
-    """Return the folder of the record that this process writes; empty for none.
+    """Return the folder of the record that this process writes; empty if it writes none.
 
-    A child process of the script inherits the variable, but does not write.
+    A child process inherits the variable, but writes no record.
     """
     pid, _, folder = os.environ.get(RECORD_VARIABLE, "").partition(":")
     return folder if pid == str(os.getpid()) else ""
 
 
 def join(progress: Progress) -> None:
-    """Record how this process ends, if no launcher does, and the figures of its steps."""
+    """Record the step figures and the exit of this process, unless a launcher does."""
     if _process.has_joined or not path():
         return
     _process.has_joined = True
@@ -62,7 +62,7 @@ def _note(figures: Figures) -> None:
 
 
 def note_end_of_training() -> None:
-    """Note that the training has ended: the run succeeded unless an error follows."""
+    """Mark the training as finished: the run succeeds unless an error follows."""
     _process.has_trained = True
 
 
@@ -78,7 +78,7 @@ def _end_of_python(progress: Progress) -> None:
 
 
 def end(code: int | None, report: str, progress: Progress) -> None:
-    """Record how this process ends, once; `code` is negative for a signal, None if unknown."""
+    """Record the exit of this process once; `code` is negative for a signal, None if unknown."""
     folder = path()
     if not folder or _process.has_ended:
         return

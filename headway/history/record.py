@@ -1,4 +1,4 @@
-"""The record of a run: its file, who writes it beside the ranks, and the records that there are."""
+"""Records of runs: their contents, the thread that writes them, and lookup."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from headway.ipc.secrets import masked_output
 from headway.ipc.stderr import log
 from headway.ipc.typed import Misfit, plain, read
 
-_FIX = "`headway runs` lists the runs that have a record"
+_FIX = "`headway runs` lists all recorded runs"
 
 MAX_TEXT = 2**15
 """Characters of a report."""
-_LARGEST_LOSS = 1e100  # of one that diverges; a larger one counts as not known
-_MOST_ROWS, _LEAST_ROWS = 600, 4  # of figures: of all ranks together, and of each
-_SUMMED = (  # figures of a row that stands for several
+_LARGEST_LOSS = 1e100  # larger losses count as unknown
+_MOST_ROWS, _LEAST_ROWS = 600, 4  # of figures: maximum over all ranks, minimum per rank
+_SUMMED = (  # fields to add up when rows are merged
     *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
     *("stolen_s", "samples"),
 )
 
 
 TAIL_LINES = 200
-"""Kept of each rank."""
+"""Output lines stored per rank."""
 _EVERY_S = 60.0
 _CLOSE_WITHIN_S = 2.0
-_TAIL_CHARS = 2**18  # of all ranks together
-_MAX_BYTES = 2**26  # of a record that is read; those of thousands of ranks have less
+_TAIL_CHARS = 2**18  # over all ranks
+_MAX_BYTES = 2**26  # of a record file; thousands of ranks need less
 
 
 class RunEnd(NamedTuple):
     time: float
-    exit_code: int | None  # None: a single process has ended by itself, with an unknown code
+    exit_code: int | None  # None: a single process exited with an unknown code
     report: str
 
 
 class RankRecord(NamedTuple):
     rank: int
     figures: tuple[Figures, ...]
-    lines: tuple[str, ...]  # the last ones that it printed
+    lines: tuple[str, ...]  # the end of its output
 
 
 class RunRecord(NamedTuple):
     path: str  # of the record's folder
     start: Launch
-    packages: Mapping[str, str]  # the versions of all that were installed
-    commit: Commit | None  # None: the script is in no git repository
+    packages: Mapping[str, str]  # versions of all installed packages
+    commit: Commit | None  # None: the script is not in a git repository
     kept: tuple[Kept, ...]
     ranks: tuple[RankRecord, ...]
     attempts: tuple[Attempt, ...]
@@ -80,7 +80,7 @@ class RunRecord(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """What the wall time was spent on, in parts of 1; None if unknown."""
+        """Breakdown of the wall time in fractions of 1; None if unknown."""
         return shares(self.attempts, self.end.time) if self.end is not None else None
 
     @property
@@ -90,7 +90,7 @@ class RunRecord(NamedTuple):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of all ranks together, over all their steps; None if unknown."""
+        """Throughput of all ranks, over all their steps; None if unknown."""
         rates = []
         for rows in self.figures.values():
             seconds, samples = sum(row.seconds for row in rows), sum(row.samples for row in rows)
@@ -100,20 +100,20 @@ class RunRecord(NamedTuple):
 
 
 class FigureSeries:
-    """Keeps the figures of all ranks over a run of any length, in a bounded number of rows.
+    """Stores the figures of all ranks in a bounded number of rows, for a run of any length.
 
-    Rows merge several steps, more as the run grows. Sums stay exact.
+    Rows are merged as the run grows. Sums stay exact.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, list[Figures]] = {}
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Add figures of a rank; a loss that is not a number is stored as unknown."""
+        """Add a rank's figures; a non-finite loss is stored as unknown."""
         if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
-        if not figures.num_steps:  # it reports how far the rank is by now
+        if not figures.num_steps:  # only the current position
             rows[-1:] = [_together([row, figures]) for row in rows[-1:]]
             return
         rows.append(figures)
@@ -130,7 +130,7 @@ class FigureSeries:
 
 
 def _together(rows: Sequence[Figures]) -> Figures:
-    """Return several consecutive rows merged into one."""
+    """Merge consecutive rows."""
     last = rows[-1]
     devices = [row.device_bytes for row in rows if row.device_bytes is not None]
     losses = [row.loss for row in rows if row.loss is not None]
@@ -143,17 +143,17 @@ def _together(rows: Sequence[Figures]) -> Figures:
 
 
 class Recorder:
-    """Writes one record in its own thread, in which `start` is called, too.
+    """Writes a record in a background thread, which also calls `start`.
 
-    No rank and no launch ever waits for it. Secrets in recorded output are masked.
+    Ranks and launches never wait for it. Secrets in recorded output are masked.
     """
 
     def __init__(self, path: str, start: Callable[[], Launch], secrets: Sequence[str] = ()) -> None:
         self.path = path
         self.exit_code = 1
-        self.report = ""  # why the run has failed, as it is printed
+        self.report = ""  # printed cause of the failure
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
-        self.kept: Callable[[], Iterable[Kept]] = tuple  # by the ranks
+        self.kept: Callable[[], Iterable[Kept]] = tuple  # paths reported by ranks
         self.attempts: Callable[[], Sequence[Attempt]] = tuple
         self._secrets = secrets
         self._series = FigureSeries()
@@ -167,7 +167,7 @@ class Recorder:
         self._thread.start()
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Add figures of a rank; they are written periodically."""
+        """Add a rank's figures, to be written periodically."""
         self._series.note(rank, figures)
 
     def keep(self, what: str, path: str) -> None:
@@ -175,7 +175,7 @@ class Recorder:
         self._has_news.set()
 
     def close(self) -> None:
-        """Record the outcome of the run; takes at most some seconds."""
+        """Record the outcome of the run; blocks for at most a few seconds."""
         self._kept += self.kept()
         self._tails = _cut(self.tails(), self._secrets)
         report = masked_output(self.report[-MAX_TEXT:], self._secrets)
@@ -183,7 +183,7 @@ class Recorder:
         self._has_news.set()
         self._thread.join(_CLOSE_WITHIN_S)
         if self._thread.is_alive():
-            log(f"note: the record of this run is not complete: {self.path} does not answer")
+            log(f"note: the record of this run is incomplete: {self.path} does not respond")
 
     def _write(self, start: Callable[[], Launch]) -> None:
         try:
@@ -191,7 +191,7 @@ class Recorder:
             while record["end"] is None:
                 self._has_news.wait(_EVERY_S)
                 self._has_news.clear()
-                record["end"] = plain(self._end)  # set after all the rest
+                record["end"] = plain(self._end)  # set last
                 record["kept"] = plain(self._kept)
                 record["attempts"] = [
                     plain(attempt._replace(cause=masked_output(attempt.cause, self._secrets)))
@@ -204,7 +204,7 @@ class Recorder:
 
 
 def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:
-    """Return the last lines of all ranks, limited to the maximal size."""
+    """Return the last lines of all ranks, truncated to the maximum size."""
     most = _TAIL_CHARS // max(len(tails), 1)
     cut = {}
     for rank, lines in tails.items():
@@ -214,7 +214,7 @@ def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int
 
 
 def decode(text: bytes) -> RunRecord:
-    """Return the record that a text holds, or raise ValueError with a predicate."""
+    """Parse a record; the message of a ValueError is a predicate."""
     found = None
     try:
         fields = json.loads(text)
@@ -225,12 +225,12 @@ def decode(text: bytes) -> RunRecord:
     except (ValueError, RecursionError):
         raise ValueError("is damaged: it is not JSON") from None
     if type(found) is int:
-        raise ValueError(f"has format {found!r:.20}, and this Headway reads {FORMAT}")
+        raise ValueError(f"has format {found!r:.20}, but this Headway reads {FORMAT}")
     raise ValueError("is damaged: it has no format number")
 
 
 def is_running(record: RunRecord) -> bool:
-    """Return whether a run has not ended, as far as this machine can check."""
+    """Return whether a run is still active, as far as this machine can check."""
     start = record.start
     if record.end is not None or start.host != os.uname().nodename:
         return False
@@ -242,7 +242,7 @@ def is_running(record: RunRecord) -> bool:
 
 
 def read_record(path: str) -> RunRecord:
-    """Return the record in a run's folder; raises ConfigError if it cannot be read."""
+    """Return the record in a run's folder; ConfigError if it cannot be read."""
     try:
         return decode(read_plain(os.path.join(path, FILE), _MAX_BYTES))._replace(path=path)
     except (OSError, ValueError) as error:
@@ -252,14 +252,14 @@ def read_record(path: str) -> RunRecord:
 
 
 def read_all() -> tuple[list[RunRecord], list[str]]:
-    """Return all runs, the newest last, and the errors of unreadable ones."""
+    """Return all runs, newest last, and the errors of unreadable records."""
     folder = runs_folder()
     found, refused = [], []
     for name in _names_in(folder):
         try:
             found.append(read_record(os.path.join(folder, name)))
         except ConfigError as error:
-            if not is_absent(os.path.join(folder, name, FILE)):  # else it has just begun
+            if not is_absent(os.path.join(folder, name, FILE)):  # absent: just started
                 refused.append(error.problems[0].what)
     return sorted(found, key=lambda run: (run.start.began_at, run.name)), refused
 
@@ -269,34 +269,34 @@ def _names_in(folder: str) -> list[str]:
         return names_in(folder)
     except OSError as error:
         what = f"the records of runs cannot be read: {error.strerror}"
-        raise ConfigError(what, where=folder, fix="see that you may read the folder") from None
+        raise ConfigError(what, where=folder, fix="check the permissions of the folder") from None
 
 
 def find(word: str | None) -> RunRecord:
-    """Return the run with a name, or its start or end; None: the newest.
+    """Return the run whose name equals, starts with or ends with `word`; None: the newest run.
 
-    Raises ConfigError if no run or several match, or its record cannot be read.
+    Raises ConfigError if no run or several runs match, or the record cannot be read.
     """
     folder = runs_folder()
     names = _names_in(folder)
     if word is None:
         found, _ = read_all()
         if not found:
-            fix = "`headway launch` leaves one of each run, unless the setting record is off"
-            raise ConfigError("no run has a record that can be read", where=folder, fix=fix)
+            fix = "`headway launch` records each run unless the setting `record` is off"
+            raise ConfigError("there are no readable records of runs", where=folder, fix=fix)
         return found[-1]
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
     if len(meant) == 1:
         return read_record(os.path.join(folder, meant[0]))
-    what = f"{word!r} may mean {len(meant)} runs: {', '.join(meant[-5:])}"
+    what = f"{word!r} is ambiguous, {len(meant)} runs match: {', '.join(meant[-5:])}"
     if not meant:
         close = did_you_mean(word, names)
-        what = f"no run is called {word!r}" + (f"; did you mean {close!r}?" if close else "")
+        what = f"unknown run {word!r}" + (f"; did you mean {close!r}?" if close else "")
     raise ConfigError(what, where="the command line", fix=_FIX)
 
 
 def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the last other run of the same script that succeeded before this one started."""
+    """Return the last successful run of the same script before this run started."""
     script, began_at = record.start.script or record.start.program, record.start.began_at
     same = [other for other in others if (other.start.script or other.start.program) == script]
     good = [run for run in same if run.has_ended_well and run.start.began_at < began_at]

@@ -1,6 +1,6 @@
-"""The folder of records, and what a record has from the beginning: the launch, its code, versions.
+"""The folder of records, and a record's initial contents: launch, code, package versions.
 
-One folder a run, which only its user may enter. A launch of one process waits for this.
+Each run has a folder, accessible only to its user. A launch of a single process waits for this.
 """
 
 import json
@@ -19,18 +19,18 @@ from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
 FORMAT = 3
-"""Of records: raised with every change of their classes, as no other format is read."""
+"""Format version of records, incremented with each change; other versions cannot be read."""
 
 MAX_RUNS = 200
 FILE = "run.json"
 _OF_THE_JOB = ("SLURM", "PMI", "OMPI_")
 _VALUE = 400  # characters of a variable
 COPIED_FROM = "commit.json"
-"""Has the commit, beside the folder of a job's copy of the code."""
+"""File with the commit, next to the folder of a job's copy of the code."""
 _CHUNK = 2**16
 _WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
-_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # no diff of larger ones
+_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # no larger diffs
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 
 
@@ -41,27 +41,27 @@ class Launch(NamedTuple):
     pid: int
     host: str
     folder: str
-    kind: str  # as of a plan's program
+    kind: str  # of the program, as in a plan
     program: str
-    script: str  # the path of its file; empty where that is not known
+    script: str  # path of its file; empty if unknown
     arguments: tuple[str, ...]
     command: tuple[str, ...]  # the words after `headway launch`
     python: tuple[str, ...]
-    settings: Mapping[str, str]  # their values as text
-    origins: Mapping[str, str]  # where each setting that is no default came from
-    environment: Mapping[str, str]  # the variables that the setting `env` gives
+    settings: Mapping[str, str]  # values as text
+    origins: Mapping[str, str]  # of settings that are not defaults
+    environment: Mapping[str, str]  # variables from the setting `env`
     machine: Mapping[str, str]
-    variables: Mapping[str, str]  # of the environment, those that affect training
+    variables: Mapping[str, str]  # environment variables that affect training
     num_processes: int
     num_machines: int
     supervised: str | None  # why a launcher stayed; None: the script replaced it
-    job: str  # of a scheduler; empty for none
-    snapshot: str  # the folder of the copy of the code that was run; empty for none
-    is_rank: bool  # the script found RANK, WORLD_SIZE, ...
+    job: str  # scheduler job id; empty outside a job
+    snapshot: str  # folder of the copy of the code; empty if there is none
+    is_rank: bool  # RANK, WORLD_SIZE, ... were set for the script
 
 
 def begin(path: str, start: Launch, diff_within_s: float = 20.0) -> dict[str, Any]:
-    """Write a run's record at its start, and return its fields; raises OSError."""
+    """Write a run's initial record and return its fields; raises OSError."""
     folder = os.path.dirname(start.script) or start.folder
     copied = copied_commit(start.snapshot) if start.snapshot else None
     commit = copied or read_commit(folder, diff_within_s)
@@ -81,7 +81,7 @@ def begin(path: str, start: Launch, diff_within_s: float = 20.0) -> dict[str, An
 
 
 def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect training, without a scheduler's, with secrets masked."""
+    """Return the variables that affect training, except a scheduler's, with secrets masked."""
     found = {}
     for name, text in sorted(environ.items()):
         if affects_training(name) and not name.startswith(_OF_THE_JOB):
@@ -96,7 +96,7 @@ def script_path(kind: str, name: str) -> str:
 
 
 def packages(path: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed packages, by the names of their folders of metadata."""
+    """Return the versions of installed packages from the names of their metadata folders."""
     found: dict[str, str] = {}
     for folder in path:
         with suppress(OSError):
@@ -108,18 +108,18 @@ def packages(path: Iterable[str]) -> dict[str, str]:
 
 
 def runs_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder of all records, whether or not it exists."""
+    """Return the folder of all records, which may not exist."""
     return os.path.join(user_folder("state", environ), "runs")
 
 
 def new_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a new run's path, unique also among containers that share the home folder."""
+    """Return a path for a new run, unique even across containers that share the home folder."""
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
     return os.path.join(runs_folder(environ), name)
 
 
 def write(path: str, record: Mapping[str, Any]) -> None:
-    """Write the fields of a record in place of earlier ones; raises OSError."""
+    """Write the fields of a record, replacing an existing file; raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -128,12 +128,12 @@ def write(path: str, record: Mapping[str, Any]) -> None:
 
 
 def lost(error: OSError) -> str:
-    """Return the message for a run without a record, or with an incomplete one."""
-    return f"note: the record of this run is lost: {error.strerror} (--record off keeps none)"
+    """Return the message for a record that could not be written completely."""
+    return f"note: cannot record this run: {error.strerror} (--record off disables the record)"
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names of the runs in a folder, the newest last; OSError if it cannot be read."""
+    """Return the names of the runs in a folder, newest last; OSError if it cannot be read."""
     if is_absent(folder):
         return []
     with os.scandir(folder) as entries:
@@ -148,17 +148,17 @@ def prune(folder: str) -> None:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
-# ------------------------------------------------------------------ what git knows of the code
+# ------------------------------------------------------------------ git
 
 
 class Commit(NamedTuple):
     root: str
     commit: str
-    diff: str | None  # of the files against the commit; None: git took too long
+    diff: str | None  # uncommitted changes; None: git took too long
 
 
 def copied_commit(code: str) -> Commit | None:
-    """Return the commit from which a copy of code was made; None if it is not a copy."""
+    """Return the commit of a copy of the code; None if it is not a copy."""
     about = os.path.join(os.path.dirname(code), COPIED_FROM)
     with suppress(OSError, ValueError), open(about, "rb") as file:
         return read(Commit, json.loads(file.read()))
@@ -166,9 +166,9 @@ def copied_commit(code: str) -> Commit | None:
 
 
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
-    """Return the commit of the repository that holds a folder; None without one.
+    """Return the commit of the repository that contains a folder; None if there is none.
 
-    Secrets in the diff are masked, and a long diff is cut; git may take `within_s`.
+    Secrets in the diff are masked, and a long diff is truncated. `within_s` limits git's time.
     """
     here = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(here, ".git")):
@@ -187,7 +187,7 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
 
 
 def _head(root: str) -> str:
-    """Return the commit of HEAD from two files: a call of git would delay the start."""
+    """Read the commit of HEAD from files; running git would delay the start."""
     folder = os.path.join(root, ".git")
     with suppress(OSError), open(os.path.join(folder, "HEAD")) as head:
         name = head.read().removeprefix("ref: ").strip()
@@ -200,9 +200,9 @@ def _head(root: str) -> str:
 
 
 def git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:
-    """Return what git prints in a folder; None if it fails or takes too long.
+    """Return git's output in a folder; None if it fails or takes too long.
 
-    Does not use subprocess, whose import takes longer than git.
+    Avoids subprocess, whose import takes longer than git.
     """
     import select
 

@@ -1,1 +1,1 @@
-"""Detects what a machine has, each fact with its reason, without torch. Any room may import it."""
+"""Hardware detection without torch; each fact has its source. Any package may import it."""

@@ -1,4 +1,4 @@
-"""Apple silicon: whether MPS is available, why not, and how to fix it."""
+"""Detection of MPS on Apple silicon, with reason and fix if it is unavailable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.machine.facts import Machine
 from headway.machine.source import Source
 
 OLDEST_MACOS = "14.0"
-"""What MPS needs in every torch that Headway supports. Source: pytorch pull request 163515."""
+"""Minimum macOS for MPS in all supported torch versions. Source: pytorch pull request 163515."""
 
 SYSCTL = (
     *("kern.osproductversion", "hw.optional.arm64", "sysctl.proc_translated"),
@@ -36,7 +36,7 @@ def with_mps(machine: Machine, source: Source) -> Machine:
 
 
 def ask_sysctl(source: Source) -> dict[str, str]:
-    """Return sysctl's values for the names in SYSCTL, without unknown names."""
+    """Return sysctl's values for the names in SYSCTL that exist."""
     command = ["/usr/sbin/sysctl", "-i", *SYSCTL]  # -i: skip unknown names
     try:
         lines = source.output_of(command).splitlines()
@@ -46,7 +46,7 @@ def ask_sysctl(source: Source) -> dict[str, str]:
 
 
 def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str, str]:
-    """Return why MPS is not available, and the fix; both empty if it is."""
+    """Return why MPS is unavailable and the fix; both are empty if it is available."""
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
             return "this Python is an Intel build, emulated by Rosetta on this Mac", _REINSTALL
@@ -57,5 +57,5 @@ def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str, str]:
         reason = f"macOS {machine.macos} is older than {OLDEST_MACOS}, which torch needs for MPS"
         return reason, f"update macOS to {OLDEST_MACOS} or newer"
     if answers.get("kern.hv_vmm_present") == "1":
-        return "this is a virtual machine, where torch cannot use the Apple GPU", ""
+        return "torch cannot use the Apple GPU in a virtual machine", ""
     return "", ""

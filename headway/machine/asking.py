@@ -1,4 +1,4 @@
-"""Asks torch, in another Python, for the devices that it finds: its answer holds."""
+"""Device detection by torch in a subprocess; its result overrides the other probes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.machine.source import Source
 
 
 class TorchDevices(NamedTuple):
-    """What `headway/devices/asked.py` prints; a device's error is the reason why it has none."""
+    """Output of `headway/devices/asked.py`; `error` is the reason if there are no devices."""
 
     version: str
     gpus: tuple[Gpu, ...]
@@ -22,7 +22,7 @@ class TorchDevices(NamedTuple):
 
 
 def ask_torch(source: Source, device: str, *words: str) -> TorchDevices:
-    """Return torch's answer; OSError if that Python cannot start, or import torch, or hangs."""
+    """Run torch in a subprocess; OSError if it fails to start, cannot import torch, or hangs."""
     command = [sys.executable, "-m", "headway.devices.asked", device, *words]
     lines = source.output_of(command).splitlines()
     try:
@@ -34,14 +34,14 @@ def ask_torch(source: Source, device: str, *words: str) -> TorchDevices:
 def with_torch_devices(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str
 ) -> Machine:
-    """Return the machine with the devices of this kind that torch finds, or with why it has none.
+    """Return the machine with torch's devices of this kind, or the reason that there are none.
 
-    What the driver's tool reports of a GPU is kept. If torch does not answer, detection holds.
+    Facts from the driver's tool are kept. If torch does not respond, the detected GPUs are kept.
     """
     gpus: tuple[Gpu, ...] = ()
     try:
         _, gpus, error = ask_torch(source, device)
-        refusal = f"torch finds none: {error}"
+        refusal = f"torch found none: {error}"
     except OSError as error:
         if machine.visible_gpus:
             return machine

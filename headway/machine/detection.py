@@ -1,7 +1,7 @@
-"""Detects this machine with a probe for each kind of fact.
+"""Detection of this machine.
 
-Imports no torch and creates no CUDA context. A launch detects only what planning needs; the full
-snapshot also has `Machine.host` and the use of each GPU.
+Does not import torch or create a CUDA context. A launch detects only what planning needs; the full
+snapshot adds `Machine.host` and the use of each GPU.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def detect_machine(
 ) -> Machine:
     """Return a snapshot of this machine, or of a recorded `source`.
 
-    `full` adds what planning does not need: `host`, and the use of each GPU. `device` is the
-    requested one: devices of other packages are looked up for an unknown name, and for `auto` if
-    nothing else is found. If one is requested or a driver is loaded, and none was detected, torch
-    is asked.
+    `full` adds facts that planning does not need: `host` and the use of each GPU. `device` is the
+    requested device. Devices of other packages are detected for an unknown name, and for `auto` if
+    no other device is found. torch is queried if a device is requested or a driver is loaded, but
+    no device was detected.
     """
     source = source or Source()
     machine = Machine(
@@ -63,7 +63,7 @@ def detect_machine(
 def _as_torch_decides(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str
 ) -> Machine:
-    """Ask torch where detection finds no device although there may be one."""
+    """Query torch if no device was detected although there may be one."""
     name = machine.gpu_kind if device in ("auto", "gpu") else device
     if device == "gpu" and machine.system == "Darwin":
         name = MPS.name
@@ -83,9 +83,9 @@ def _as_torch_decides(
 def _with_driver(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str, *, full: bool
 ) -> Machine:
-    """Add the GPUs of the drivers that are loaded, if torch may use them.
+    """Add the GPUs of loaded drivers, if torch supports them.
 
-    For the CPU it is enough that a driver is loaded: its tool may hang.
+    For a CPU launch, only check whether a driver is loaded: its tool may hang.
     """
     devices = source.names_in("dev")
     libraries = source.names_in("usr/lib/wsl/lib") if "dxg" in devices else []
@@ -110,14 +110,14 @@ def _card_without_driver(source: Source) -> str:
         place = f"sys/bus/pci/devices/{name}"
         if source.read(f"{place}/vendor").strip() != "0x10de" or name in of_virtual_machines:
             continue
-        if source.read(f"{place}/class").startswith("0x03"):  # not its sound
-            return f"an NVIDIA GPU ({name}) is not used: its driver is not loaded"
+        if source.read(f"{place}/class").startswith("0x03"):  # display controllers, not audio
+            return f"an NVIDIA GPU ({name}) is unused because its driver is not loaded"
     return ""
 
 
 def _with_cores(machine: Machine, source: Source) -> Machine:
     cores, kind, quota = source.usable_cores(), "usable", cpu_quota(source)
-    if 0 < (physical := physical_cores(source)) < cores:  # two hardware threads share one core
+    if 0 < (physical := physical_cores(source)) < cores:  # hyper-threading
         cores, kind = physical, "physical"
     if quota is not None and quota < cores:
         return machine._replace(
@@ -132,7 +132,7 @@ def _with_listed_gpus(
     source: Source,
     kinds: Mapping[str, DeviceKind] = KINDS,
 ) -> Machine:
-    """Add the GPUs that the kernel lists, of a kind that the installed torch can use."""
+    """Add the GPUs that the kernel lists and the installed torch supports."""
     for kind in kinds.values():
         gpus = tuple(Gpu(**facts) for facts in kind.counted(kind.found_in(source), environ))
         if not gpus:
@@ -152,7 +152,7 @@ def _with_listed_gpus(
 
 
 def _with_torch(machine: Machine, source: Source) -> Machine:
-    """Add the installed torch, read from its version.py without importing it."""
+    """Add the installed torch from its version.py, without importing it."""
     if machine.torch is not None:
         return machine
     facts: dict[str, str] = {}

@@ -1,12 +1,11 @@
-"""Parses `devices`, and selects the GPUs that it means on a machine.
+"""Parsing of `devices`, and selection of GPUs on a machine.
 
-As in Lightning: a single number is a count; a list or anything with a comma is indices.
+As in Lightning, a single number is a count, and a list or anything with a comma is indices.
 
     3, "3"          the first 3 GPUs        [1, 3], "1, 3"   GPUs 1 and 3, in this order
     -1, all, auto   all GPUs                [1], "1,"        GPU 1
 
-In addition: ranges (`0-3`), a prefix of a UUID (`GPU-8f6e`, `MIG-a1b2`), and `idle:2` (two idle
-GPUs).
+Also valid: ranges (`0-3`), prefixes of UUIDs (`GPU-8f6e`, `MIG-a1b2`) and `idle:2` (two idle GPUs).
 """
 
 import re
@@ -16,20 +15,20 @@ from typing import NamedTuple
 from headway.machine.facts import Gpu
 
 Name = int | str
-"""A GPU's index among the visible ones, or a prefix of its UUID or MIG id."""
+"""A GPU's index among the visible GPUs, or a prefix of its UUID or MIG id."""
 
 BUSY_PERCENT = 10  # of utilization
-BUSY_BYTES = 2**30  # of memory; on a small GPU an eighth of it, as drivers reserve some
+BUSY_BYTES = 2**30  # used memory, or an eighth on small GPUs: drivers reserve some
 
 
 class Selection(NamedTuple):
     indices: tuple[int, ...]
-    passed_over: tuple[str, ...] = ()  # GPUs left out, each with the reason
-    problems: tuple[str, ...] = ()  # why the spec cannot be satisfied here
+    passed_over: tuple[str, ...] = ()  # skipped GPUs, each with the reason
+    problems: tuple[str, ...] = ()  # why the spec cannot be satisfied on this machine
 
 
 class DeviceSpec(NamedTuple):
-    """The `first` N GPUs, or those `named`, or N `idle` ones, or all."""
+    """The `first` N GPUs, the `named` GPUs, N `idle` GPUs, or all."""
 
     first: int | None = None
     named: tuple[Name, ...] | None = None
@@ -37,13 +36,13 @@ class DeviceSpec(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """The number of GPUs, if it does not depend on the machine, else None."""
+        """The number of GPUs, or None if it depends on the machine."""
         if self.named is not None:
             return len(self.named)
         return self.idle if self.first is None else self.first
 
     def select(self, gpus: Sequence[Gpu]) -> Selection:
-        """Return the selected ones of a machine's visible GPUs, and the problems.
+        """Select from a machine's visible GPUs.
 
         A selection by count (`all`, `3`, `idle:2`) skips unusable GPUs; a named GPU must be usable.
         """
@@ -94,9 +93,9 @@ ALL = DeviceSpec()
 
 
 def parse_devices(raw: Iterable[str]) -> DeviceSpec:
-    """Return the meaning of a `devices` value from a flag, a variable, a profile or a script.
+    """Parse a `devices` value from a flag, variable, profile or script.
 
-    The message of a ValueError continues "devices is '...', ".
+    A ValueError's message completes "devices is '...', ".
     """
     if not isinstance(raw, str):
         return _list(raw)
@@ -119,14 +118,14 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     return DeviceSpec(first=int(text))
 
 
-# not compiled here: that would slow every launch, and few list GPUs
+# not compiled at import time, to keep launches fast
 _ITEM = r"\d+-|(GPU|MIG)-"
 _RANGE = r"([0-9]{1,4})-([0-9]{1,4})"
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
 
 def _is_number(text: str) -> bool:
-    """Return whether the text is a number, of at most four digits."""
+    """Return whether the text is a number of at most four digits."""
     return text.isascii() and text.isdecimal() and len(text) <= 4
 
 
@@ -149,12 +148,12 @@ def _names(text: str) -> list[Name]:
         raise ValueError(f"in which {text!r} is not a GPU index, a range or a UUID")
     first, last = int(found[1]), int(found[2])
     if last < first:
-        raise ValueError(f"in which the range {text!r} is descending; list the GPUs one by one")
+        raise ValueError(f"in which the range {text!r} is descending; list the GPUs individually")
     return list(range(first, last + 1))
 
 
 def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[str, ...]]:
-    """Return the indices in `gpus` that `names` refer to, and the problems."""
+    """Return the indices of `names` in `gpus`, and the problems."""
     found: list[int] = []
     problems: list[str] = []
     for name in names:

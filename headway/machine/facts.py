@@ -1,4 +1,4 @@
-"""The snapshot of a machine: every fact with its reason, every missing one with its cause."""
+"""The snapshot of a machine: each fact with its source, each missing fact with its cause."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from headway.devices.table import CPU, CUDA, MPS, kind_of
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
 OLDEST_TORCH = (2, 11)  # as in pyproject.toml
 OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
-"""The oldest Linux driver for each CUDA major version that torch is built for.
+"""The minimum Linux driver for each CUDA major version that torch is built for.
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
 
@@ -19,22 +19,22 @@ WHEELS = (
     ("cu128", (12, 8), (7, 5), (12, 1)),
     ("cu130", (13,), (7, 5), (99, 0)),
 )
-"""PyTorch's builds: from which CUDA on, and the first and last compute capability with kernels.
+"""PyTorch's builds: index, minimum CUDA, first and last compute capability with kernels.
 
 Source: pytorch's RELEASE.md, PyTorch CUDA Support Matrix, 2.11 to 2.14."""
 
 _END_OF_MASK = ("", "-1")
-"""End a mask on purpose; any other unknown entry is a mistake. Source: NVIDIA's CUDA guide."""
+"""Entries that end a mask; other unknown entries are errors. Source: NVIDIA's CUDA guide."""
 
 
 class GpuUse(NamedTuple):
     memory_bytes: int | None  # None: not reported, as in MIG mode
     utilization_percent: int | None
-    pids: tuple[int, ...]  # with a CUDA context; a container hides processes outside it
+    pids: tuple[int, ...]  # with a CUDA context; hidden if outside this container
 
 
 class MigSlice(NamedTuple):
-    """A slice of a GPU in MIG mode, which CUDA shows as a GPU."""
+    """A MIG slice, which CUDA shows as a GPU."""
 
     name: str
     uuid: str
@@ -42,7 +42,7 @@ class MigSlice(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU that any source names, whatever is known about it, and whatever a mask hides."""
+    """A detected GPU, visible or hidden by a mask, with the facts that are known."""
 
     name: str
     uuid: str = ""  # empty: unknown
@@ -51,24 +51,24 @@ class Gpu(NamedTuple):
     compute_mode: str = DEFAULT
     is_mig: bool = False  # only its slices can be used
     slices: tuple[MigSlice, ...] = ()
-    slice_of: str = ""  # of a slice: the whole GPU's uuid
-    tiles: int = 0  # of an Intel card, which a mask may name; 0 where each tile is a GPU
-    use: GpuUse | None = None  # None: not queried, or of a slice, where nvidia-smi has none
-    claimed_by: str = ""  # another launch that has claimed this GPU as idle
+    slice_of: str = ""  # of a slice: uuid of the GPU
+    tiles: int = 0  # of an Intel card, for use in a mask; 0 if each tile is a GPU
+    use: GpuUse | None = None  # None: not queried, or a slice, for which nvidia-smi reports none
+    claimed_by: str = ""  # the launch that has claimed this GPU as idle
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
-    local_cpus: str = ""  # those of its NUMA node, as Linux lists them: 0-31,64-95; empty: unknown
-    shares_memory: bool = False  # with the CPU: its memory is the host's
-    unknown: Mapping[str, str] = {}  # why, by the names of fields
+    local_cpus: str = ""  # of its NUMA node, in Linux's list format: 0-31,64-95; empty: unknown
+    shares_memory: bool = False  # uses the host's memory
+    unknown: Mapping[str, str] = {}  # reasons for unknown fields, by name
 
     @property
     def is_disabled(self) -> bool:
-        """Whether it is unusable, and will stay so."""
+        """Whether it is permanently unusable."""
         has_none = self.is_mig and not self.slices and "slices" not in self.unknown
         return self.compute_mode == PROHIBITED or has_none
 
     @property
     def obstacle(self) -> str | None:
-        """Why this GPU cannot be used now, or None."""
+        """Why this GPU is currently unusable, or None."""
         if self.compute_mode == PROHIBITED:
             return "its compute mode is prohibited"
         if self.compute_mode == EXCLUSIVE and self.use and self.use.pids:
@@ -89,13 +89,13 @@ class Torch(NamedTuple):
     """The installed torch, from its version.py."""
 
     version: str
-    cuda: str | None = None  # the CUDA that it is built for
+    cuda: str | None = None  # CUDA version of the build
     hip: str | None = None
-    xpu: str | None = None  # the release of Intel's compiler
+    xpu: str | None = None  # release of Intel's compiler
 
 
 class HostFacts(NamedTuple):
-    """Facts for diagnosis that planning does not need; `reasons` has the source of each."""
+    """Facts for diagnosis, not needed for planning; `reasons` has the source of each fact."""
 
     os: str
     kernel: str
@@ -109,47 +109,47 @@ class HostFacts(NamedTuple):
     memory_bytes: int | None
     memory_limit_bytes: int | None  # of the cgroup
     shm_bytes: int | None  # the size of /dev/shm
-    open_files: int | None  # soft limits; -1 is unlimited
+    open_files: int | None  # soft limit, as are the next two; -1: unlimited
     processes: int | None
     locked_bytes: int | None
     container: str | None
     interfaces: tuple[str, ...]
     infiniband: tuple[str, ...]
-    variables: Mapping[str, str]  # of the environment: those that affect training
+    variables: Mapping[str, str]  # environment variables that affect training
     reasons: Mapping[str, str]
 
 
 class Machine(NamedTuple):
-    """The snapshot of a machine, from which all decisions are made."""
+    """The snapshot of a machine, the basis of all decisions."""
 
     system: str = "Linux"  # Linux, Darwin
     macos: str = ""  # 14.5
     architecture: str = "x86_64"  # of this Python, not of the CPU
-    cores: int = 1  # that this process may use
+    cores: int = 1  # usable by this process
     cores_reason: str = "one core"
     gpus: tuple[Gpu, ...] = ()
-    gpu_kind: str = CUDA.name  # the kind of device that they are: a torch is built for one
-    listed_kinds: tuple[str, ...] = ()  # of GPUs that the kernel lists, whatever torch is for
+    gpu_kind: str = CUDA.name  # device kind of all `gpus`: torch is built for one
+    listed_kinds: tuple[str, ...] = ()  # kinds of GPUs that the kernel lists
     gpus_reason: str = "no NVIDIA driver on this machine"
     driver: str | None = None  # version of the GPU driver
-    has_driver: bool = False  # of GPUs of this kind, loaded, for which torch may be built
-    driver_fault: str = ""  # what its tool reports besides GPUs
-    unused_card: str = ""  # that a card's driver is not loaded
-    is_by_torch: bool = False  # the GPUs are those that torch found, when it was asked
-    torch_refusal: str = ""  # why torch, when it was asked, found none
+    has_driver: bool = False  # a driver for this kind is loaded, and torch may support it
+    driver_fault: str = ""  # error from the driver's tool
+    unused_card: str = ""  # a note on a card without a loaded driver
+    is_by_torch: bool = False  # the GPUs were detected by torch
+    torch_refusal: str = ""  # why torch found no device when queried
     is_rocm: bool = False  # AMD GPUs, which torch also calls cuda
     mps: bool = False
     mps_reason: str = "not a Mac"
     mps_fix: str = ""  # how to make MPS available, if possible
     torch: Torch | None = None
     torch_reason: str = "not read: planning does not need it here"
-    mask: str | None = None  # the value of `mask_variable`, which says which GPUs are visible
+    mask: str | None = None  # value of `mask_variable`, which selects the visible GPUs
     mask_variable: str = CUDA.mask
     host: HostFacts | None = None
 
     @property
     def shown(self) -> list[tuple[str, Gpu]]:
-        """The GPUs that torch shows a process, in order, each with its name in a mask."""
+        """The GPUs visible to torch, in torch's order, each with its name in a mask."""
         if not self.is_by_torch and (self.mismatch or self.torch_refusal):
             return []
         if self.mask is None or (self.is_by_torch and not self.mask):
@@ -163,7 +163,7 @@ class Machine(NamedTuple):
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that torch shows a process, in order, under CUDA_VISIBLE_DEVICES or its like."""
+        """The GPUs visible to torch, in torch's order, with masks applied."""
         return tuple(gpu for _, gpu in self.shown)
 
     def gpus_of(self, device: str) -> tuple[Gpu, ...]:
@@ -171,14 +171,14 @@ class Machine(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether a variable names no GPU, as for a program that is meant for the CPU."""
+        """Whether a mask hides all GPUs on purpose."""
         if self.mask is None or not kind_of(self.gpu_kind).mask_is_ordered:
             return False
         return not _entries(self.mask.split(",")[0])  # "", -1, NoDevFiles
 
     @property
     def mismatch(self) -> str | None:
-        """Why the installed torch does not fit the driver, as far as their versions tell."""
+        """Why the installed torch is incompatible with the driver, judged by version, or None."""
         torch = self.torch
         if torch is None or not self.gpus or self.gpu_kind != CUDA.name:
             return None
@@ -194,7 +194,7 @@ class Machine(NamedTuple):
         return None
 
     def without_kernels(self, gpus: Sequence[Gpu]) -> str:
-        """Return for which GPU this torch has no kernels, if PyTorch has built it; or empty."""
+        """Return which GPU an official torch build has no kernels for; empty if there is none."""
         cuda = self.torch and self.torch.cuda
         builds = [row for row in WHEELS if cuda and row[1] <= numbers(cuda)]
         for gpu in gpus if builds else ():
@@ -216,8 +216,8 @@ class Machine(NamedTuple):
             reason = f"{self.mask_variable}={self.mask!r} hides all GPUs"
             if not self.is_hidden:
                 names_any = _entries(self.mask)
-                twice = "it lists one twice, and CUDA then shows none"
-                reason += f": {'it names none that exists' if names_any else twice}"
+                twice = "CUDA shows no GPU if the list contains duplicates"
+                reason += f": {'it lists no existing GPU' if names_any else twice}"
         return "; ".join(filter(None, (reason, self.torch_refusal)))
 
     def unavailable_reason(self, device: str) -> str | None:
@@ -235,7 +235,7 @@ class Machine(NamedTuple):
 
     @property
     def mask_fault(self) -> str | None:
-        """Why CUDA_VISIBLE_DEVICES shows some, but not all, of the GPUs that it lists, or None."""
+        """Why CUDA_VISIBLE_DEVICES shows only some of the GPUs that it lists, or None."""
         if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
             return None
         shown, texts = len(self.visible_gpus), [text.strip() for text in self.mask.split(",")]
@@ -243,12 +243,12 @@ class Machine(NamedTuple):
             return None
         entry = texts[shown] or "the empty entry"
         return (
-            f"{self.mask_variable}={self.mask} shows no GPU from {entry} on: CUDA ignores an entry "
-            "that is none of its GPUs, and all after it"
+            f"{self.mask_variable}={self.mask} is ignored from {entry} on: CUDA stops at the first "
+            "entry that is not an existing GPU"
         )
 
     def best_device(self) -> tuple[str, str]:
-        """Return the device that `auto` selects, and why; a GPU if only torch cannot use it."""
+        """Return the device for `auto` and the reason; a GPU even if torch cannot use it."""
         visible = self.visible_gpus
         if any(gpu.obstacle is None for gpu in visible):
             return self.gpu_kind, self.describe_gpus()
@@ -260,20 +260,20 @@ class Machine(NamedTuple):
         return self.gpu_kind if self.has_driver and not self.is_hidden else CPU.name, reason
 
     def describe_gpus(self) -> str:
-        """Describe the visible GPUs: "8 GPUs (NVIDIA H100)"."""
+        """Describe the visible GPUs, such as "8 GPUs (NVIDIA H100)"."""
         names = sorted({gpu.name for gpu in self.visible_gpus})
         count = len(self.visible_gpus)
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"
 
 
-# Which GPUs a variable such as CUDA_VISIBLE_DEVICES shows, as their makers' runtimes read it: in
-# torch's order, with their names in the variable
+# Parsing of masks such as CUDA_VISIBLE_DEVICES as the vendors' runtimes do it: the visible GPUs in
+# torch's order, with their names in the mask
 
 
 def _entries(mask: str) -> list[int | str]:
-    """Return the indices, or the prefixes of UUIDs, that torch reads in CUDA_VISIBLE_DEVICES.
+    """Parse CUDA_VISIBLE_DEVICES into indices or prefixes of UUIDs, as torch does.
 
-    An entry that is none ends the list, and a repeated one empties it.
+    An invalid entry ends the list, and a duplicate empties it.
     Source: `_parse_visible_devices` in torch/cuda/__init__.py.
     """
     found: list[int | str] = []
@@ -290,7 +290,7 @@ def _entries(mask: str) -> list[int | str]:
 
 
 def shown_by_cuda(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
-    """Read CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES; an index is the first slice of a GPU."""
+    """Apply CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES; an index means a GPU's first slice."""
     shown: dict[tuple[int, int], str] = {}
     for entry in _entries(mask):
         if isinstance(entry, int):
@@ -311,7 +311,7 @@ def shown_by_cuda(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
 
 
 def shown_by_level_zero(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
-    """Read ZE_AFFINITY_MASK, a set of cards (1) and tiles (1.0), or of tiles alone (3).
+    """Apply ZE_AFFINITY_MASK, a set of cards (1) and tiles (1.0), or of tiles only (3).
 
     Other entries are ignored. Source: compute-runtime, execution_environment.cpp.
     """

@@ -1,4 +1,4 @@
-"""GPUs: NVIDIA's, listed by nvidia-smi, AMD's, by the kernel; and how to make them usable."""
+"""Detection of NVIDIA GPUs (nvidia-smi) and AMD GPUs (kernel), and fixes for unusable GPUs."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from headway.machine.facts import (
 from headway.machine.source import Source, memory_facts
 
 _UNIFIED = ((7, 2), (8, 7), (11, 0), (12, 1))
-"""Capabilities of GPUs that share the CPU's memory, of NVIDIA's list: Xavier, Orin, Thor, GB10."""
+"""Compute capabilities of GPUs that share the CPU's memory: Xavier, Orin, Thor, GB10."""
 
 _UNIFIED_AMD = (110003, 110500, 110501, 110502, 110503)
-"""AMD's, of amdkfd's kfd_device.c and LLVM: Phoenix, Strix Point, Strix Halo, Krackan."""
+"""The same for AMD: Phoenix, Strix Point, Strix Halo, Krackan. Source: kfd_device.c, LLVM."""
 
 KFD = "sys/class/kfd/kfd/topology/nodes"
 _ABSENT = "it is not installed"
 _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl"
-# texts of nvidia-smi, which may change with a new version of it
+# output of nvidia-smi, which may change between versions
 _SMI_MIG_IS_ON = "Enabled"
 _SMI_IS_EXCLUSIVE = "exclusive_process"
-"""Of mig.mode.current, and of compute_mode in lower case. Source: its manual page, driver 525."""
+"""Values of mig.mode.current and, in lower case, compute_mode. Source: man page, driver 525."""
 
 _SMI_UUID = r"UUID: (\S+)\)"
 _SMI_SLICE = r"\s+MIG (\S+)"
-"""A line of nvidia-smi -L, for a GPU and for a slice below it, as in NVIDIA's guide to MIG."""
+"""Lines of `nvidia-smi -L` for a GPU and its slices. Source: NVIDIA's MIG guide."""
 
 
 def with_gpus(
     machine: Machine, environ: Mapping[str, str], source: Source, is_nvidia: bool, *, full: bool
 ) -> Machine:
-    """Return the snapshot with NVIDIA's or AMD's GPUs, or with the reason why none was found."""
+    """Add NVIDIA or AMD GPUs to the snapshot, or the reason that there are none."""
     is_rocm = machine.torch is not None and machine.torch.hip is not None
     if is_rocm or not is_nvidia:
         machine = _with_amd_gpus(machine, environ, source)
     if is_nvidia and not machine.gpus:
         return machine._replace(**_NvidiaSmi(source, full).ask())
-    return machine._replace(has_driver=is_rocm)  # otherwise AMD's is there for any display
+    return machine._replace(has_driver=is_rocm)  # AMD's driver is loaded for any display
 
 
 def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
-    """Return how to make GPUs usable, those of a kind if one is named; empty if nothing helps."""
+    """Return how to make GPUs (of a kind, if given) usable; empty if there is no fix."""
     if device not in ("", machine.gpu_kind):
         is_listed = device in machine.listed_kinds
         return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
@@ -78,13 +78,13 @@ def how_to_free(gpu: Gpu) -> list[str]:
     if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
         return [of_machine(f"nvidia-smi -i {name} -c DEFAULT"), "use another GPU"]
     if gpu.is_mig:
-        return [of_machine(f"nvidia-smi -i {name} -mig 0"), "make slices of it"]
+        return [of_machine(f"nvidia-smi -i {name} -mig 0"), "create MIG slices"]
     return ["use another GPU"]
 
 
 def of_machine(command: str) -> str:
-    """Return the remedy of a command that changes a device, which others may use as well."""
-    return f"ask who runs this machine for {command}"
+    """Return a fix with a command that affects all users of a device."""
+    return f"ask the machine's administrator to run {command}"
 
 
 def _matching_torch(machine: Machine) -> list[str]:
@@ -95,11 +95,11 @@ def _matching_torch(machine: Machine) -> list[str]:
 
 
 def how_to_get_kernels(machine: Machine) -> list[str]:
-    return _install(machine) or ["select GPUs that one build of PyTorch is for, by --devices"]
+    return _install(machine) or ["select GPUs that a single PyTorch build supports with --devices"]
 
 
 def _install(machine: Machine) -> list[str]:
-    """Return how to install PyTorch's newest build that fits driver and GPUs; empty for none."""
+    """Return how to install the newest PyTorch build for this driver and GPUs; empty if none."""
     driver = numbers(machine.driver or "999")
     needed = [gpu.capability for gpu in machine.gpus if gpu.capability is not None]
     for index, cuda, first, last in reversed(WHEELS):
@@ -114,7 +114,7 @@ FIELDS = (
     *("memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total"),
     *("pci.bus_id", "driver_version"),
 )
-"""What nvidia-smi is asked for each GPU."""
+"""Fields to query from nvidia-smi for each GPU."""
 
 
 class _NvidiaSmi:
@@ -123,7 +123,7 @@ class _NvidiaSmi:
         self._full = full
 
     def ask(self) -> dict[str, Any]:
-        """Return the fields of the machine that nvidia-smi reports, or why it reports none."""
+        """Return fields of `Machine` with the reported GPUs, or the reason that there are none."""
         answers, fault = self._query()
         gpus = tuple(self._gpu(answer, fault) for answer in answers)
         fault = fault or next((gpu.unknown["uuid"] for gpu in gpus if not gpu.uuid), "")
@@ -133,12 +133,12 @@ class _NvidiaSmi:
             "gpus": gpus,
             "gpus_reason": "found by nvidia-smi" if gpus else why,
             "driver": next((version for version in versions if numbers(version) > (0,)), None),
-            "driver_fault": fault if fault != _ABSENT else "",  # as on a Jetson: torch is asked
+            "driver_fault": fault if fault != _ABSENT else "",  # as on a Jetson: torch is queried
             "has_driver": True,
         }
 
     def _lines(self, *words: str) -> tuple[list[str], str]:
-        """Return the lines that it prints, and the error if it fails."""
+        """Return the lines that nvidia-smi prints, and its error."""
         try:
             text = self._source.output_of(["nvidia-smi", *words])
         except FileNotFoundError:
@@ -148,7 +148,7 @@ class _NvidiaSmi:
         return [line for line in text.splitlines() if line.strip()], ""
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
-        """Return the rows of as many cells, and the first line that is none, or the error."""
+        """Return the rows of `width` cells, and the error or the first other line."""
         lines, fault = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
         odd = [
@@ -157,7 +157,7 @@ class _NvidiaSmi:
         return [row for row in rows if len(row) == width], fault or "".join(odd[:1])
 
     def _query(self) -> tuple[list[dict[str, str]], str]:
-        """Return the cells of each GPU, by those fields that this driver has, and what is wrong."""
+        """Return each GPU's cells by the fields that this driver supports, and the error."""
         fields = list(FIELDS)
         while True:
             rows, fault = self._rows(f"--query-gpu={','.join(fields)}", len(fields))
@@ -205,7 +205,7 @@ class _NvidiaSmi:
         return gpu._replace(unknown={**gpu.unknown, **reasons})
 
     def _with_slices(self, gpu: Gpu) -> Gpu:
-        """Read `nvidia-smi -L`, which lists the slices of a GPU below it."""
+        """Add the slices of a GPU, which `nvidia-smi -L` lists below it."""
         slices = []
         owner = ""
         lines, fault = self._lines("-L")
@@ -223,10 +223,10 @@ class _NvidiaSmi:
 
 
 def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
-    """Read the kernel's list of compute nodes, which includes CPUs.
+    """Add the GPUs in the kernel's list of compute nodes, which includes CPUs.
 
-    Source: the kernel's amdkfd, kfd_topology.c. amdsmi reports more, but must match the
-    installed ROCm; planning needs only these facts.
+    Source: the kernel's amdkfd, kfd_topology.c. amdsmi reports more facts than planning needs, and
+    must match the installed ROCm.
     """
     nodes = sorted((node for node in source.names_in(KFD) if node.isdecimal()), key=int)
     found = [_amd_gpu(source, node) for node in nodes]
@@ -239,7 +239,7 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
         if not left:
             return machine._replace(mask=rocr, mask_variable=_ROCR)
         machine = machine._replace(gpus=left)
-    # torch counts by ROCR's variable alone if HIP's is not set beside it
+    # torch counts by ROCR's variable only if HIP's is not set
     if hip is not None or (rocr is not None and cuda is None):
         return machine._replace(mask=hip, mask_variable=_HIP)
     return machine
@@ -248,7 +248,7 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
 def _amd_gpu(source: Source, node: str) -> Gpu | None:
     lines = source.read(f"{KFD}/{node}/properties").splitlines()
     facts = {name: _number(text) for name, _, text in (line.partition(" ") for line in lines)}
-    version = facts.get("gfx_target_version")  # 90010 is gfx90a, 110000 gfx1100
+    version = facts.get("gfx_target_version")  # 90010: gfx90a, 110000: gfx1100
     if not (version or facts.get("simd_count")):
         return None  # a CPU
     banks = [
@@ -261,7 +261,7 @@ def _amd_gpu(source: Source, node: str) -> Gpu | None:
     if version:
         major, minor, step = version // 10000, version // 100 % 100, version % 100
         name, capability = f"AMD gfx{major}{minor:x}{step:x}", (major, minor)
-    shares = version in _UNIFIED_AMD  # the driver reports what firmware has set aside
+    shares = version in _UNIFIED_AMD  # the driver reports only the firmware's carve-out
     of_host = memory_facts(source).get("MemTotal", 0) if shares else 0
     return Gpu(
         name=name,
@@ -273,12 +273,12 @@ def _amd_gpu(source: Source, node: str) -> Gpu | None:
 
 
 def _number(text: str) -> int | None:
-    """Return a whole number, or None for other text such as [N/A]."""
+    """Parse a whole number; None for other text such as [N/A]."""
     text = text.strip()
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
 
 
 def _bytes(mebibytes: str) -> int | None:
-    """Return a size; None if unknown, as for memory that a GPU shares with the CPU."""
+    """Convert to bytes; None if unknown, as for a GPU that shares the CPU's memory."""
     number = _number(mebibytes)
     return None if number is None or number < 0 else number * 2**20

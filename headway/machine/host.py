@@ -1,4 +1,4 @@
-"""Detects the facts about a machine that diagnosis needs; planning does not depend on them."""
+"""Detection of facts for diagnosis; planning does not depend on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.ipc.secrets import is_secret, masked
 from headway.machine.facts import HostFacts, Machine
 from headway.machine.source import Source, cpu_quota, memory_facts, memory_limit, physical_cores
 
-_OF_TRAINING = (  # beginnings of names
+_OF_TRAINING = (  # prefixes of names
     *("CUDA", "NVIDIA", "NCCL", "GLOO", "OMP", "MKL", "KMP", "OPENBLAS", "TORCH", "PYTORCH"),
     *("HIP", "ROCR", "HSA", "ACCELERATE", "HEADWAY", "OMPI_COMM_WORLD", "PMI_"),
     *("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
@@ -26,14 +26,14 @@ _WHOLE = (
 _ADDRESS = "ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$"
 _LIMITS = {"open_files": "NOFILE", "processes": "NPROC", "locked_bytes": "MEMLOCK"}
 HIDDEN = "hidden"
-"""Replaces private values; every setting's parser accepts it, so that snapshots can be replayed."""
+"""Placeholder for private values. All settings accept it, so snapshots can be replayed."""
 
 Fact = tuple[Any, str]
-"""A value and its source, or None and why it is unknown."""
+"""A value and its source, or None and the reason."""
 
 
 def affects_training(name: str) -> bool:
-    """Return whether a variable affects training; others may hold secrets and are not recorded."""
+    """Return whether to record a variable, which may affect training; others may be secret."""
     return name.startswith(_OF_TRAINING) or name in _WHOLE
 
 
@@ -55,10 +55,10 @@ def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) ->
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect training, without secrets, addresses and user names."""
+    """Return the variables that affect training, without secrets, addresses or user names."""
     told = {}
     for name, text in environ.items():
-        is_private = is_secret(name) or name == "HEADWAY_ENV"  # which may hold any variable
+        is_private = is_secret(name) or name == "HEADWAY_ENV"  # may contain any variable
         if affects_training(name) and not is_private:
             is_address = re.search(_ADDRESS, name) is not None
             told[name] = HIDDEN if is_address else without_home(masked(name, text), environ)
@@ -66,7 +66,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_home(text: str, environ: Mapping[str, str]) -> str:
-    """Return the text with ~ for the home folder, whose name may be a user's."""
+    """Replace the home folder in `text` with ~, as its path may contain the user's name."""
     home = environ.get("HOME", "").rstrip("/")
     if not os.path.isabs(home):  # a short relative name could match anywhere
         return text
@@ -118,7 +118,7 @@ def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
 
 
 def _or_cause(value: Any, known_from: str, cause: str | None = None) -> Fact:
-    """Return `value` with its source, or None with the cause if it is None or 0."""
+    """Return `value` and its source, or None and the cause if it is None or 0."""
     if value:
         return value, known_from
     return None, cause or f"not reported by {known_from}"

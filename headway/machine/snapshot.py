@@ -1,4 +1,4 @@
-"""Writes a machine's snapshot as JSON for `headway env --json`, and reads it for `--machine`."""
+"""Machine snapshots as JSON: written by `headway env --json`, read by `--machine`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def as_data(machine: Machine) -> dict[str, Any]:
 
 
 def load_machine(path: str) -> Machine:
-    """Return the machine in a file written by `headway env --json` or `headway doctor --json`."""
+    """Load the machine from a file written by `headway env --json` or `headway doctor --json`."""
     key = ""
     try:
         with open(path, encoding="utf-8") as file:

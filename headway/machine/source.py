@@ -1,6 +1,6 @@
-"""System access for the probes: files, drivers, tools, and the limits of this process's cgroup.
+"""System access for the probes: files, drivers, tools and cgroup limits.
 
-Sources on cgroups, v1 and v2: the kernel's cgroup-v2.rst, sched-bwc.rst and cgroup-v1/memory.rst.
+Sources for cgroup v1 and v2: the kernel's cgroup-v2.rst, sched-bwc.rst and cgroup-v1/memory.rst.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.ipc.signals import held
 
 
 class Source:
-    """Access to this machine below a root folder; recordings in tests override the methods."""
+    """Access to a machine's files, tools and limits; recordings in tests override the methods."""
 
     platform = sys.platform
 
@@ -25,7 +25,7 @@ class Source:
         self.root = root
 
     def read(self, path: str) -> str:
-        """Return the text of a file below the root; empty if it cannot be read."""
+        """Return the text of a file below the root; empty if it is unreadable."""
         try:
             with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -33,14 +33,14 @@ class Source:
             return ""
 
     def names_in(self, path: str) -> list[str]:
-        """Return the names in a folder below the root, sorted; empty if it does not exist."""
+        """Return the sorted names in a folder below the root; empty if it does not exist."""
         try:
             return sorted(os.listdir(os.path.join(self.root, path)))
         except OSError:
             return []
 
     def architecture(self) -> str:
-        """Return the architecture of this Python: x86_64 also for an Intel Python under Rosetta."""
+        """Return the architecture of this Python; x86_64 for an Intel Python under Rosetta."""
         return os.uname().machine
 
     def usable_cores(self) -> int:
@@ -50,7 +50,7 @@ class Source:
         return os.cpu_count() or 1
 
     def torch_version_file(self) -> str:
-        """Return the text of the installed torch's version.py without importing torch."""
+        """Return the text of torch's version.py without importing torch."""
         from importlib.util import find_spec
 
         spec = find_spec("torch")
@@ -59,14 +59,14 @@ class Source:
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
     def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
-        """Return what a tool prints, even if it fails; OSError if it does not start, or hangs."""
+        """Return a tool's output, even if it fails; OSError if it does not start or hangs."""
         import subprocess
 
-        if limit_s is None:  # to import torch; of a tool
+        if limit_s is None:  # importing torch takes longer than a tool
             limit_s = 120 if command[0] == sys.executable else 30
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        own: dict[str, Any] = {"start_new_session": True}  # a wrapper's children end with it
-        with held(signal.SIGINT, signal.SIGTERM) as stops:  # until the process is known here
+        own: dict[str, Any] = {"start_new_session": True}  # to kill a wrapper's children too
+        with held(signal.SIGINT, signal.SIGTERM) as stops:  # until `tool` is assigned
             tool = subprocess.Popen(command, text=True, errors="replace", **pipes, **own)
         with tool:
             try:
@@ -85,7 +85,7 @@ class Source:
         return str(output)
 
     def bytes_in(self, path: str) -> tuple[int, int] | None:
-        """Return the size and the free space of the file system at `path`, in bytes."""
+        """Return the size and free space of the file system at `path` in bytes."""
         try:
             there = os.statvfs(os.path.join(self.root, path))
         except OSError:
@@ -93,16 +93,16 @@ class Source:
         return there.f_frsize * there.f_blocks, there.f_frsize * there.f_bavail
 
     def limit(self, name: str) -> int:
-        """Return this process's soft limit RLIMIT_<name>; -1 is unlimited."""
+        """Return this process's soft limit RLIMIT_<name>; -1 if unlimited."""
         import resource
 
         return int(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0])
 
 
 def physical_cores(source: Source) -> int:
-    """Return how many cores Linux lists, each with one or more hardware threads; 0 if unknown."""
+    """Return the number of physical cores that Linux lists; 0 if unknown."""
     package, cores = "", set()
-    for line in source.read("proc/cpuinfo").splitlines():  # of each thread, in this order
+    for line in source.read("proc/cpuinfo").splitlines():  # per thread, in this order
         if line.startswith("physical id"):
             package = line
         elif package and line.startswith("core id"):
@@ -111,7 +111,7 @@ def physical_cores(source: Source) -> int:
 
 
 def cpu_quota(source: Source) -> float | None:
-    """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
+    """Return the smallest CPU quota in cores of this process's cgroup and its ancestors."""
     quotas = []
     limits = _texts(source, "cpu", "cpu.max", "cpu.cfs_quota_us")
     periods = _texts(source, "cpu", "cpu.max", "cpu.cfs_period_us")
@@ -123,21 +123,21 @@ def cpu_quota(source: Source) -> float | None:
 
 
 def memory_facts(source: Source) -> dict[str, int]:
-    """Return the sizes of /proc/meminfo by their names, such as MemTotal, in bytes."""
+    """Return the sizes in /proc/meminfo in bytes, by names such as MemTotal."""
     lines = re.findall(r"^(\w+):\s+(\d+) kB$", source.read("proc/meminfo"), re.MULTILINE)
     return {name: int(kibibytes) * 1024 for name, kibibytes in lines}
 
 
 def memory_limit(source: Source) -> int | None:
-    """Return the smallest memory limit, in bytes, of this process's cgroup and its ancestors."""
+    """Return the smallest memory limit in bytes of this process's cgroup and its ancestors."""
     texts = _texts(source, "memory", "memory.max", "memory.limit_in_bytes")
     limits = [int(text) for text in texts if text.strip().isdecimal()]
-    # v1 writes "no limit" as a huge number
+    # v1 reports no limit as a huge number
     return min((limit for limit in limits if limit < 2**60), default=None)
 
 
 def count_memory_kills(root: str = "/") -> int:
-    """Return how many processes of this process's cgroup the kernel's OOM killer has killed."""
+    """Return the number of processes in this cgroup that the OOM killer has killed."""
     counts = [0]
     for text in _texts(Source(root), "memory", "memory.events", "memory.oom_control"):
         facts = dict(line.split()[:2] for line in text.splitlines())
@@ -146,9 +146,9 @@ def count_memory_kills(root: str = "/") -> int:
 
 
 def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:
-    """Yield a file's text in each of this process's cgroups and their ancestors.
+    """Yield the text of a file in each of this process's cgroups and their ancestors.
 
-    In a container only the mount point exists.
+    In a container, only the mount point exists.
     """
     for line in source.read("proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -1,1 +1,1 @@
-"""What scripts take from Accelerate, and what becomes of it under Headway. No torch."""
+"""Migration of scripts from Accelerate: name mapping, differences, import rewriting. No torch."""

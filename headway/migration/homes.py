@@ -1,4 +1,4 @@
-"""Where Headway has the names of Accelerate's modules: the table behind `headway.compat`."""
+"""Mapping of Accelerate's names to Headway's, used by `headway.compat`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FORWARDED: dict[str, tuple[str, ...]] = {
     "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
 }
-"""Accelerate's module, below `accelerate` -> modules of Headway that have names of it, besides the
-one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
+"""Accelerate's module, below `accelerate` -> further modules of Headway with its names, in addition
+to the module of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
 _BATCH_SIZE = {
     "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
@@ -46,13 +46,13 @@ HOMES: dict[str, dict[str, str]] = {
         "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }
-"""Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
+"""Accelerate's module -> name -> path of Headway's definition; takes precedence over modules."""
 
 
 def home_of(module: str, name: str) -> str | None:
-    """Return the path of Headway's definition of a name of Accelerate's module, or None.
+    """Return the path of Headway's definition of a name in Accelerate's module, or None.
 
-    The module is below `accelerate`; "" is the package. `utils.*` has all names of `utils`.
+    The module is below `accelerate`; "" is the package. `utils.*` includes all names of `utils`.
     """
     for home in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in HOMES.get(home, {}):
@@ -69,7 +69,7 @@ def names_in(module: str) -> list[str]:
 
 
 def module_with(name: str) -> str | None:
-    """Return Headway's module to import a name of Accelerate from, whatever its module."""
+    """Return Headway's module from which to import a name of any Accelerate module."""
     files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
     others = (name for name in import_module(f"{COMPAT}.forwarding").MODULES if "." not in name)
     for module in ("", *sorted({*files, *others})):
@@ -81,9 +81,9 @@ def module_with(name: str) -> str | None:
 
 
 def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
-    """Return the module to import all names of one import statement of Accelerate from.
+    """Return the module from which to import all names of an import statement.
 
-    Names that Headway has nowhere do not count. With `compat` it is one of `headway.compat`.
+    Names without a counterpart in Headway are ignored. With `compat`, always in `headway.compat`.
     """
     native, like_original = joined(NATIVE, module), compat_module(module)
     missing = [name for name in names if not has(native, name)]
@@ -106,7 +106,7 @@ def _sources(module: str) -> list[str]:
 
 
 def offered(module: str) -> frozenset[str]:
-    """Return a module's names for scripts: `__all__`, or what it defines."""
+    """Return a module's public names: `__all__`, or the names that it defines."""
     found = import_module(module)
     defined = (
         name
@@ -118,7 +118,7 @@ def offered(module: str) -> frozenset[str]:
 
 @cache
 def module_exists(name: str) -> bool:
-    """Return whether a module can be imported; its parents are imported."""
+    """Return whether a module can be imported; imports its parents."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # its parent is not a package
@@ -126,14 +126,14 @@ def module_exists(name: str) -> bool:
 
 
 def is_module(module: str) -> bool:
-    is_function = module == "utils.tqdm"  # a name of its package hides the module
+    is_function = module == "utils.tqdm"  # the function hides the module
     return not is_function and module_exists(joined(COMPAT, module))
 
 
 def compat_module(module: str) -> str:
     """Return the module of `headway.compat` for a path below `accelerate`.
 
-    If it does not exist, the nearest package above it, whose error gives the alternative.
+    If it does not exist, return its nearest parent, whose error suggests an alternative.
     """
     while module and not module_exists(joined(COMPAT, module)):
         module = module.rpartition(".")[0]

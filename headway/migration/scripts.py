@@ -1,6 +1,6 @@
-"""Finds Python scripts, lists what they use of Accelerate and what differs, changes their imports.
+"""Analysis of scripts: the names that they use from Accelerate, differences, import rewriting.
 
-The names that a script imports and uses are read from the text of its syntax tree.
+Works on the syntax tree; scripts are not executed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 class Script:
-    """A parsed script. `attributes` are those of what `Accelerator(...)` is assigned to, and of all
-    that is called accelerator.
+    """A parsed script. `attributes` are those of `accelerator` and names assigned an Accelerator.
 
     Raises:
-        SyntaxError: it is not Python of this version.
-        ValueError: it contains null bytes.
+        SyntaxError: The text is not valid in this Python version.
+        ValueError: The text contains null bytes.
     """
 
     def __init__(self, text: str) -> None:
@@ -49,11 +48,11 @@ class Script:
         self.imports: list[ast.Import | ast.ImportFrom] = []
         self.packages: set[str] = set()
         self.names: dict[tuple[str, str], Lines] = {}
-        """Accelerate's module, below `accelerate`, and its name, empty for the module itself."""
+        """Lines by Accelerate's module, below `accelerate`, and name; "" for the module itself."""
         self.attributes: dict[str, Lines] = {}
         self.keywords: dict[str, Lines] = {}
-        """The keyword arguments of calls of `Accelerator`, except those that are None."""
-        self._modules: dict[str, str] = {}  # the script's names for modules of Accelerate
+        """Lines by keyword argument of `Accelerator(...)`, except those that are None."""
+        self._modules: dict[str, str] = {}  # Accelerate's modules by the script's names
         nodes = [*ast.walk(ast.parse(text))]
         for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -113,7 +112,7 @@ def _makes(value: ast.AST | None) -> bool:
 
 
 def _holders(nodes: list[ast.AST]) -> set[str]:
-    """Return what variables and attributes that hold an Accelerator are called."""
+    """Return the names of variables and attributes that refer to an Accelerator."""
     made = [node for node in nodes if _makes(getattr(node, "value", None))]
     targets = [getattr(node, "targets", None) or [getattr(node, "target", None)] for node in made]
     return {ACCELERATOR.lower(), *map(_name_of, chain(*targets))} - {""}
@@ -151,10 +150,10 @@ def _is_original(module: str) -> bool:
 
 
 def find_scripts(path: str) -> Iterator[str]:
-    """Yield `path`, or all `.py` files below it in order; skip hidden folders and environments."""
+    """Yield `path`, or all `.py` files below it, except in hidden folders and environments."""
     if not os.path.exists(path):
         raise ConfigError(
-            f"there is no {path}", where="the command line", fix="name a script or a folder"
+            f"{path} does not exist", where="the command line", fix="pass a script or a folder"
         )
     if not os.path.isdir(path):
         yield path
@@ -175,10 +174,10 @@ def read_script(path: str) -> Script:
             return Script(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"this is no Python script that can be read: {error}",
+            f"cannot read the Python script: {error}",
             where=path,
-            fix="name a script in UTF-8 that runs under this Python; of a notebook, `jupyter"
-            " nbconvert --to script` makes one",
+            fix="pass a UTF-8 script that runs with this Python; convert a notebook with `jupyter"
+            " nbconvert --to script`",
         ) from None
 
 
@@ -188,35 +187,35 @@ def replace_script(path: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise ConfigError(
-            f"the script cannot be written: {error.strerror}", where=path, fix="make it writable"
+            f"cannot write the script: {error.strerror}", where=path, fix="make it writable"
         ) from None
 
 
 def rewritten(script: Script, *, compat: bool = False) -> str:
-    """Return the text of a script with the imports of Accelerate changed.
+    """Return the text of a script with the imports of Accelerate rewritten.
 
     `import accelerate` becomes `import headway.compat as accelerate`; `from accelerate import ...`
-    imports from `headway` if all names are right there, and from `headway.compat` otherwise, or
-    always with `compat`.
+    imports from `headway` if it has all names, and from `headway.compat` otherwise, or always with
+    `compat`.
 
     Raises:
-        ValueError: an import of Accelerate would be left.
+        ValueError: An import of Accelerate would remain.
     """
-    text = script.text.encode()  # `ast` counts bytes of UTF-8
+    text = script.text.encode()  # `ast` counts UTF-8 bytes
     starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
     edits = [edit for node in script.imports for edit in _edits(node, text, starts, compat)]
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new.encode() + text[end:]
     changed = text.decode()
     if Script(changed).imports:
-        raise ValueError("an import of Accelerate is left")
+        raise ValueError("an import of Accelerate remains")
     return changed
 
 
 def _edits(
     node: ast.Import | ast.ImportFrom, text: bytes, starts: list[int], compat: bool
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and new text of each edit; `starts` are the positions of the lines."""
+    """Yield the start, end and new text of each edit; `starts` are the offsets of the lines."""
     if isinstance(node, ast.ImportFrom):
         names = [alias.name for alias in node.names]
         module = module_for(inside(node.module or ""), names, compat=compat)
@@ -234,79 +233,79 @@ def _edits(
 
 
 MISSING, DIFFERS, SAME = "missing", "differs", "same"
-"""Whether Headway has a name, in the order of rows."""
+"""Status of a name in Headway, in the order of the rows."""
 
 
 class Finding(NamedTuple):
     name: str
     lines: Lines
     status: str
-    what: str = ""  # how it differs, or what it is for
-    instead: str = ""  # why it differs, or what to use
+    what: str = ""  # how it differs, or its purpose
+    instead: str = ""  # why it differs, or what to use instead
 
 
 class ApiDifference(NamedTuple):
     name: str
-    how: str  # what a script sees
-    why: str  # the reason, or what to do
+    how: str  # the visible difference
+    why: str  # the reason, or what to change
 
 
 _CLIP = (
-    "gradients are left alone while they accumulate; Accelerate clips each partial sum",
+    "gradients are not clipped during accumulation; Accelerate clips each partial sum",
     "the norm of a partial sum is not the gradient's",
 )
 _HALVES = (
-    "each batch size that is tried is half of the last one; in Accelerate nine tenths of it",
-    "a size that fits is found in fewer attempts",
+    "each attempt halves the batch size; Accelerate multiplies it by 0.9",
+    "finds a batch size in fewer attempts",
 )
 
 _DISPATCHED = (
-    "with dispatch_batches=True samples are divided and each rank collates its own; Accelerate"
-    " collates on rank 0 and cuts the batches",
-    "batches of any shape can be dispatched",
+    "with dispatch_batches=True, each rank collates its own samples; Accelerate collates on rank 0"
+    " and slices the batches",
+    "supports batches of any shape",
 )
 
 DIFFERENCES = (
     ApiDifference(
         "Accelerator.prepare",
-        "a schedule steps once for each optimizer step; in Accelerate once for each rank",
-        "give its length in optimizer steps: by len(loader) after prepare, without a factor"
+        "an LR scheduler steps once per optimizer step; in Accelerate once per rank",
+        "set its length in optimizer steps: len(loader) after prepare, without a factor"
         " num_processes; or adopt with --compat",
     ),
     ApiDifference(
         "Accelerator.prepare",
-        "the samples of an incomplete last round are divided among the ranks; Accelerate fills the"
-        " round with repeats",
-        "fewer samples count twice in the last step of an epoch",
+        "the samples of an incomplete last round are distributed over the ranks; Accelerate pads"
+        " the round with repeated samples",
+        "fewer repeated samples in the last step of an epoch",
     ),
     ApiDifference(
         "Accelerator.reduce",
-        "reduction='none' leaves each rank its own values, in Accelerate it adds up; scale is"
-        " applied, in Accelerate on TPUs alone",
-        "the arguments mean what they say",
+        "reduction='none' keeps each rank's values, in Accelerate it sums; scale is applied, in"
+        " Accelerate only on TPUs",
+        "the arguments behave as documented",
     ),
     ApiDifference("accelerate.find_executable_batch_size", *_HALVES),
     ApiDifference("accelerate.utils.find_executable_batch_size", *_HALVES),
     ApiDifference(
         "Accelerator.load_state",
-        "a loader resumes in the middle of its epoch; in Accelerate it starts the epoch again",
-        "remove code that skips batches, other than skip_first_batches()",
+        "a loader resumes within its epoch; in Accelerate it restarts the epoch",
+        "remove code that skips batches, except skip_first_batches()",
     ),
     ApiDifference(
         "Accelerator.prepare",
-        "every rank reads all of a stream and keeps its share; in Accelerate rank 0 alone reads it",
-        "pass DataLoaderConfiguration(dispatch_batches=True) if rank 0 should read for all",
+        "each rank reads the whole stream and keeps its shard; in Accelerate only rank 0 reads it",
+        "pass DataLoaderConfiguration(dispatch_batches=True) to read only on rank 0",
     ),
     ApiDifference(
         "Accelerator.prepare",
-        "a schedule whose optimizer is not prepared is refused; in Accelerate it follows all"
-        " prepared optimizers",
-        "prepare the optimizer of each schedule",
+        "an LR scheduler whose optimizer is not prepared raises an error; in Accelerate it follows"
+        " all prepared optimizers",
+        "prepare the optimizer of each LR scheduler",
     ),
     ApiDifference(
         "Accelerator(split_batches=)",
-        "each batch is divided among the ranks; in Accelerate the argument has no effect",
-        "remove it to keep the size of each rank's batches",
+        "each batch is split over the ranks; in Accelerate the argument has no effect",
+        "remove it to keep the batch size per rank",
     ),
     *(
         ApiDifference(f"accelerate.{name}", *_DISPATCHED)
@@ -318,10 +317,10 @@ DIFFERENCES = (
 
 
 def rows_of(script: Script, *, compat: bool = False) -> list[Finding]:
-    """List the names of a script: what is missing, what differs, what is the same.
+    """Return the names that a script uses, by status: missing, differs, same.
 
-    Every difference of a name is listed, whether it applies to the script or not; none if all
-    imports become those of `headway.compat`, as with `compat`.
+    All differences of a name are listed, even if they do not affect the script. There are none if
+    all imports become `headway.compat`, as with `compat`.
     """
     only_compat = compat or all(map(_becomes_compat, script.imports))
     rows = []

@@ -1,6 +1,4 @@
-"""Accelerate's names that Headway does not have: what they are for, what to use instead, and the
-errors that say so, for `__getattr__` of its modules.
-"""
+"""Accelerate's names without a counterpart in Headway: purpose, alternative, and the errors."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
 class Topic(NamedTuple):
-    """A feature of Accelerate that Headway does not have."""
+    """A feature of Accelerate that Headway does not support."""
 
-    what: str  # it is for
-    instead: str  # what to do
-    words: tuple[str, ...]  # of names and modules of this topic, as in `snake_case`
-    names: frozenset[str] = frozenset()  # further ones, in whichever module
+    what: str  # the feature
+    instead: str  # the alternative
+    words: tuple[str, ...]  # snake_case words in names and modules of this topic
+    names: frozenset[str] = frozenset()  # further names in any module
 
 
 def _names(text: str) -> frozenset[str]:
@@ -33,8 +31,8 @@ def _names(text: str) -> frozenset[str]:
 TOPICS = (
     Topic(
         "training with DeepSpeed, Megatron-LM, or tensor, context and sequence parallelism",
-        "train with DistributedDataParallel, which prepare() sets up where there are several ranks,"
-        " or with strategy='fsdp'",
+        "train with DistributedDataParallel, which prepare() sets up for several ranks, or with"
+        " strategy='fsdp'",
         (
             *("deepspeed", "deep_speed", "megatron", "parallelism", "context_parallel"),
             *("tensor_parallel", "pipeline_parallel", "data_parallel", "train_step", "torch_tp"),
@@ -59,7 +57,7 @@ TOPICS = (
     ),
     Topic(
         "models quantized by bitsandbytes",
-        "quantize with transformers' BitsAndBytesConfig, and prepare the model that it loads",
+        "quantize with transformers' BitsAndBytesConfig and prepare the loaded model",
         ("bnb", "quantize"),
     ),
     Topic(
@@ -70,7 +68,7 @@ TOPICS = (
     Topic("training on TPUs", "train on CUDA, on MPS or on the CPU", ("tpu", "xla")),
     Topic(
         "training on Amazon SageMaker",
-        "start `headway launch` in a container, as on any other machine",
+        "run `headway launch` in a container, as on any other machine",
         ("sagemaker", "sage_maker"),
         _names("ComputeEnvironment"),
     ),
@@ -85,7 +83,7 @@ TOPICS = (
     ),
     Topic(
         "logging to Aim, ClearML, Comet, DVCLive and SwanLab",
-        "write a GeneralTracker of your own, and pass it in log_with=[...]",
+        "implement a GeneralTracker and pass it in log_with=[...]",
         (),
         _names("AimTracker ClearMLTracker CometMLTracker DVCLiveTracker SwanLabTracker"),
     ),
@@ -104,11 +102,11 @@ TOPICS = (
     ),
     Topic(
         "placing processes on CPU cores",
-        "headway launch --numa-binding node",
+        "use `headway launch --numa-binding node`",
         ("numa_affinity",),
     ),
     Topic(
-        "attributes that repeat what the script has passed",
+        "attributes that repeat the script's arguments",
         "keep the handler; accelerator.dataloader_config and"
         " accelerator.autocast(AutocastKwargs(enabled=False)) do the rest",
         (),
@@ -119,8 +117,8 @@ TOPICS = (
         """),
     ),
     Topic(
-        "whether a package, or a part of torch, that few scripts use is there",
-        "ask Python or torch: importlib.util.find_spec('NAME'), torch.distributed.is_available()",
+        "checks for rarely used packages or parts of torch",
+        "use importlib.util.find_spec('NAME') or torch.distributed.is_available()",
         (),
         _names("""
             is_aim_available is_amdsmi_available is_bitsandbytes_multi_backend_available
@@ -132,8 +130,8 @@ TOPICS = (
         """),
     ),
     Topic(
-        "Accelerate's own use",
-        "copy the function or the value from Accelerate into the script, if it needs it",
+        "internal use in Accelerate",
+        "copy the function or value from Accelerate into the script if needed",
         ("test_utils", "utils_constants", "utils_rich", "utils_versions"),
         _names("""
             BaseEnum CPUInformation CustomDtype EnumWithContains PrefixedDataset TensorInformation
@@ -152,8 +150,7 @@ TOPICS = (
     ),
     Topic(
         "the files of Accelerate's checkpoints",
-        "save and load with accelerator.save_state() and load_state(), which have a format of"
-        " their own",
+        "use accelerator.save_state() and load_state(), which have a different format",
         ("checkpointing",),
         _names("MODEL_NAME SAFE_MODEL_NAME SCALER_NAME"),
     ),
@@ -174,17 +171,17 @@ _MEMBERS = _names("""
     autocast_handler ddp_handler dispatch_batches init_handler native_amp non_blocking
     profile_handler scaler_handler use_seedable_sampler use_stateful_dataloader verify_device_map
 """)
-"""Of Accelerate's Accelerator and states, and not of ours."""
+"""Members of Accelerate's Accelerator and states that Headway's lack."""
 
 
 def topic_of_name(module: str, name: str) -> Topic | None:
-    """Return why `name` of Accelerate's module (`utils`, the package itself: ``) is missing."""
+    """Return the topic of a missing name in Accelerate's module; "" is the package."""
     named = (topic for topic in TOPICS if name in topic.names)
     return next(named, None) or topic_of_module(name) or topic_of_module(module)
 
 
 def topic_of_member(name: str) -> Topic | None:
-    """Return why an Accelerator or its state has no `name`, or its constructor no such argument."""
+    """Return the topic of a missing member or argument of an Accelerator or its state."""
     return topic_of_name("", name) if name in _MEMBERS else None
 
 
@@ -195,7 +192,7 @@ def topic_of_module(module: str) -> Topic | None:
 
 
 class MissingAttributeError(UsageError, AttributeError):
-    """A name of Accelerate has no counterpart in Headway; `hasattr` is False as usual."""
+    """A name of Accelerate has no counterpart in Headway; `hasattr` returns False."""
 
 
 class MissingImportError(UsageError, ImportError):
@@ -203,23 +200,23 @@ class MissingImportError(UsageError, ImportError):
 
 
 def raise_missing(module: str, name: str, asked: str) -> NoReturn:
-    """Raise the error about a name that a module of Headway does not have, in its `__getattr__`.
+    """Raise the error for a missing name; called from a module's `__getattr__`.
 
     `module` is Accelerate's counterpart, below `accelerate`; `asked` is Headway's module.
 
     Raises:
-        MissingImportError: `from asked import name`, and Accelerate has such a name.
-        MissingAttributeError: the same without an import statement.
-        AttributeError: Accelerate has no such name, either.
+        MissingImportError: The name exists in Accelerate and is imported with `from ... import`.
+        MissingAttributeError: The name exists in Accelerate and is accessed as an attribute.
+        AttributeError: The name does not exist in Accelerate.
     """
     topic = None if name.startswith("__") else topic_of_name(module, name)
     if _is_import(sys._getframe(2)):
-        # Python replaces the text of an AttributeError here by its own
+        # Python replaces the message of an AttributeError here
         found = module_with(name)
         where = f"from {asked} import {name}"
         if found is not None:
             raise MissingImportError(
-                f"{name} is in {found}", where=where, fix=f"from {found} import {name}"
+                f"{name} is in {found}", where=where, fix=f"`from {found} import {name}`"
             )
         if topic is not None:
             raise MissingImportError(_text(name, topic), where=where, fix=topic.instead)
@@ -229,7 +226,7 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
 
 
 def refuse_member(name: str, asked: object) -> None:
-    """Raise MissingAttributeError if Accelerate's object has this member."""
+    """Raise MissingAttributeError if this is a member of Accelerate's object."""
     topic = topic_of_member(name)
     if topic is not None:
         where = f"{type(asked).__name__}.{name}"
@@ -237,10 +234,10 @@ def refuse_member(name: str, asked: object) -> None:
 
 
 def refused_when_called(name: str, topic: Topic, asked: str) -> type:
-    """Return a class without objects that replaces a name of Accelerate's.
+    """Return a placeholder class for a name of Accelerate.
 
-    Libraries import names that they may never use: `isinstance` of such a class is False; calling
-    it or using an attribute raises MissingAttributeError. `asked` is the name with its module.
+    Libraries import names that they may never use. `isinstance` with the class returns False;
+    calling it or accessing an attribute raises MissingAttributeError. `asked` is its full name.
     """
 
     def refuse() -> NoReturn:
@@ -267,5 +264,5 @@ def _text(name: str, topic: Topic) -> str:
 
 
 def _is_import(frame: FrameType) -> bool:
-    """Return whether the frame is executing the `import name` of a `from` statement."""
+    """Return whether the frame is executing a `from ... import` statement."""
     return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM

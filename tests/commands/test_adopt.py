@@ -134,5 +134,5 @@ def test_a_script_that_cannot_be_written_stays_as_it_is(
 ) -> None:
     script.chmod(0o444)
     assert main(["adopt", "--write", str(script)]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot write" in capsys.readouterr().err
     assert script.read_text() == WHOLE

@@ -155,7 +155,7 @@ def test_operations_compile_without_a_break_in_the_graph(function: Callable[...,
 def test_a_sharded_model_that_was_saved_whole_is_refused_with_the_reason(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    with pytest.raises(CheckpointError, match="a run that did not shard"):
+    with pytest.raises(CheckpointError, match="from a run without sharding"):
         compat.utils.load_fsdp_model(None, accelerator, model, tmp_path)
 
 

@@ -114,7 +114,7 @@ def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
 def test_a_script_that_has_imported_accelerate_before_is_told_where_to_replace_it() -> None:
     source = "import accelerate, headway\nheadway.replace_accelerate()"
     ended = execute([sys.executable, "-c", source])
-    assert "accelerate has been imported already" in ended.stderr
+    assert "accelerate is already imported" in ended.stderr
     assert "headway launch --replace-accelerate" in ended.stderr
 
 

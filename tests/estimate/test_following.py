@@ -197,8 +197,8 @@ def test_a_script_without_end_says_where_it_is_and_is_stopped_at_its_line(
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ("ctypes.string_at(0)", ", line 2: the process ended with signal "),
-        ("print('said', flush=True); os._exit(3)", "the process ended with exit code 3"),
+        ("ctypes.string_at(0)", ", line 2: the process exited with signal "),
+        ("print('said', flush=True); os._exit(3)", "the process exited with exit code 3"),
         ("open(os.environ['TMPDIR'] + '/../outcome', 'w').write('{}'); os._exit(3)", "code 3"),
     ],
 )

@@ -42,7 +42,7 @@ def test_launches_of_one_second_have_folders_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"format":3', '"format":2', "has format 2, and this Headway reads 3"),
+        ('"format":3', '"format":2', "has format 2, but this Headway reads 3"),
         ('"is_rank":false', '"is_rank":0', "is damaged: start.is_rank is 0, not of type bool"),
         ('"job":"",', "", "is damaged: start has missing fields: job"),
         ("}", "", "is damaged: it is not JSON"),
@@ -92,9 +92,9 @@ def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
     first, second = write_run(), write_run()
     assert find(None).name == second.name
     assert find(first.name[-6:]).name == first.name
-    with pytest.raises(ConfigError, match="may mean 2 runs"):
+    with pytest.raises(ConfigError, match="ambiguous, 2 runs match"):
         find("2024")
-    with pytest.raises(ConfigError, match=r"no run is called .* did you mean"):
+    with pytest.raises(ConfigError, match=r"unknown run .* did you mean"):
         find(first.name[:-1] + "x")
 
 

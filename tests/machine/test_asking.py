@@ -108,7 +108,7 @@ def test_a_gpu_that_nvidia_smi_has_lost_is_left_out_as_torch_leaves_it_out() -> 
 
 def test_a_driver_that_torch_cannot_use_is_an_error_with_the_reason() -> None:
     refused = looked(with_torch(SILENT, error="CUDA unknown error"))
-    with pytest.raises(MachineError, match="it is not installed; torch finds none: CUDA unknown"):
+    with pytest.raises(MachineError, match="it is not installed; torch found none: CUDA unknown"):
         plan(refused)
     assert plan(refused, device="cpu").notes == ()
     assert plan(refused, {"ACCELERATE_USE_CPU": "1"}).settings.device == "cpu"

@@ -135,7 +135,7 @@ def test_what_nvidia_smi_gets_wrong_is_unknown_and_shown_as_text_and_a_cpu_needs
     recording = Recording(files=linux("CPU", 8, 16, driver="580.82.07"), tools=tools)
     machine = detect_machine({}, Recorded(recording))
     assert machine.gpus[0].memory_bytes is None
-    with pytest.raises(ConfigError, match="memory of Tesla T4 is not known: nvidia-smi reports -1"):
+    with pytest.raises(ConfigError, match="memory of Tesla T4 is unknown: nvidia-smi reports -1"):
         devices_of(machine)
     assert machine.driver_fault == r"\x1b[31mwarning"
     machine = detect_machine({}, Recorded(recording), device="cpu")
@@ -187,7 +187,7 @@ EXPECTED = {
     "container_half_core_2gib": ("cpu", "no NVIDIA driver"),
     "mask_empty": ("cpu", "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
     "mask_minus_one": ("cpu", "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"),
-    "mask_duplicates": ("cuda", "lists one twice"),
+    "mask_duplicates": ("cuda", "contains duplicates"),
     "amd_2": ("cuda", "gfx90a"),
 }
 

@@ -13,14 +13,14 @@ from headway.compat.forwarding import forward
 from headway.memory import find_executable_batch_size as find_by_halving
 from headway.memory import is_out_of_memory
 
-import_module(f"{__name__}.tqdm")  # an attribute from here on, which would hide the function
+import_module(f"{__name__}.tqdm")  # sets an attribute that would hide the function
 del globals()["tqdm"]
 
 __getattr__, __dir__ = forward(__name__)
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Return whether an error means out of memory: also a RuntimeError that says so, as there."""
+    """Return whether an error, including a RuntimeError with this message, means out of memory."""
     says_so = isinstance(exception, RuntimeError) and " out of memory." in str(exception)
     return says_so or is_out_of_memory(exception)
 
@@ -30,9 +30,9 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """See `headway.memory.find_executable_batch_size`, which halves the size instead.
+    """Run `function` with smaller batch sizes until it fits in memory.
 
-    Each size is nine tenths of the last one, as in Accelerate; see `should_reduce_batch_size`.
+    Like `headway.memory.find_executable_batch_size`, but with Accelerate's factor of 0.9.
     """
     if function is None:
         return partial(

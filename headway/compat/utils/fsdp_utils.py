@@ -1,7 +1,7 @@
-"""Names of `accelerate.utils.fsdp_utils`: a sharded model or its optimizer in an own folder.
+"""Names of `accelerate.utils.fsdp_utils`: save a sharded model or its optimizer in a folder.
 
-transformers' Trainer saves and loads by them. Each folder is a checkpoint like those of
-`save_state`: written in parts, verified when it is loaded, for any number of ranks.
+Used by transformers' Trainer. Each folder is a checkpoint like those of `save_state`: written in
+parts, verified when loaded, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Folder = str | os.PathLike[str]
 
 
 class LoadResult(NamedTuple):
-    """The names that only a model or only a checkpoint has, as `load_state_dict` returns them."""
+    """Missing and unexpected keys, as returned by `load_state_dict`."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -40,16 +40,16 @@ def save_fsdp_model(
     model_index: int = 0,
     adapter_only: bool = False,
 ) -> None:
-    """Save the weights of a model into `output_dir/pytorch_model_fsdp_0`; every rank calls this.
+    """Save a model's weights to `output_dir/pytorch_model_fsdp_0`; must be called on every rank.
 
     Args:
-        fsdp_plugin: not looked at: there is one format.
-        accelerator: the one that has prepared `model`.
-        model_index: the number in the name of the folder.
-        adapter_only: of a peft model, save what is trained alone.
+        fsdp_plugin: Ignored: there is only one format.
+        accelerator: The Accelerator that prepared `model`.
+        model_index: Number in the name of the folder.
+        adapter_only: Save only the trainable weights of a peft model.
 
     Raises:
-        CheckpointError: a rank could not save; an earlier folder still stands.
+        CheckpointError: A rank failed to save; an existing folder is unchanged.
     """
     from headway.strategies.compilation import is_peft_model
 
@@ -70,10 +70,10 @@ def load_fsdp_model(
     model_index: int = 0,
     adapter_only: bool = False,
 ) -> LoadResult:
-    """Load what `save_fsdp_model` saved; every rank calls this.
+    """Load weights saved by `save_fsdp_model`; must be called on every rank.
 
     Raises:
-        CheckpointError: it is missing, damaged or does not fit; the model is as it was.
+        CheckpointError: The checkpoint is missing, damaged or incompatible; the model is unchanged.
     """
     from headway.strategies.compilation import is_peft_model
 
@@ -94,10 +94,10 @@ def save_fsdp_optimizer(
     output_dir: Folder,
     optimizer_index: int = 0,
 ) -> None:
-    """Save what an optimizer remembers into `output_dir/optimizer_0`; every rank calls this.
+    """Save an optimizer's state to `output_dir/optimizer_0`; must be called on every rank.
 
     Raises:
-        CheckpointError: a rank could not save; an earlier folder still stands.
+        CheckpointError: A rank failed to save; an existing folder is unchanged.
     """
     training = _only(accelerator, model, optimizer)
     _save(training, Path(output_dir, f"optimizer_{optimizer_index}"), [])
@@ -112,10 +112,11 @@ def load_fsdp_optimizer(
     optimizer_index: int = 0,
     adapter_only: bool = False,
 ) -> None:
-    """Load what `save_fsdp_optimizer` saved; every rank calls this.
+    """Load state saved by `save_fsdp_optimizer`; must be called on every rank.
 
     Raises:
-        CheckpointError: it is missing, damaged or does not fit; the optimizer is as it was.
+        CheckpointError: The checkpoint is missing, damaged or incompatible; the optimizer is
+            unchanged.
     """
     from headway.checkpoint.training_state import Optimizers
 
@@ -125,14 +126,14 @@ def load_fsdp_optimizer(
 
 
 def _only(accelerator: Any, *objects: Any) -> Training:
-    """Return a training of these prepared objects alone, with all else of the accelerator's."""
+    """Return a copy of the accelerator's training with only these prepared objects."""
     training: Training = accelerator.parts.training
     prepared = [training.find(obj) for obj in objects]
     if None in prepared:
         raise UsageError(
             f"a {type(objects[prepared.index(None)]).__name__} has not been prepared",
             where="the script's call that saves or loads it",
-            fix="give it to prepare() first",
+            fix="pass it to prepare() first",
         )
     other = copy(training)
     other.prepared = [pair for pair in training.prepared if any(pair[1] is p for p in prepared)]
@@ -164,9 +165,9 @@ def _load(
 
     if not folder.exists():
         raise CheckpointError(
-            f"there is no {folder.name}: this was saved by a run that did not shard",
+            f"{folder.name} does not exist: the checkpoint is from a run without sharding",
             where=str(folder.parent),
-            fix="go on with the strategy that saved it, such as `--strategy ddp`, or begin anew",
+            fix="resume with the strategy that saved it, such as `--strategy ddp`, or start over",
         )
     meet("the loading of a sharded model or optimizer")
     loaded = load_checkpoint(folder, shard_like(training))
@@ -178,6 +179,6 @@ def _load(
 
 
 def _named(folder: Folder, name: str) -> Path:
-    """Return the folder of this name in another one, which may be it already."""
+    """Return the folder `name` in `folder`, or `folder` itself if it has this name."""
     given = Path(folder)
     return given if given.name == name else given / name

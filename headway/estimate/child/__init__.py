@@ -1,1 +1,1 @@
-"""The process that runs a script without memory, and counts its tensors."""
+"""The process that runs a script with fake tensors and counts their bytes."""

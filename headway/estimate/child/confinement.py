@@ -1,9 +1,9 @@
-"""Keeps a script from changing anything: what it writes goes to a scratch folder.
+"""Confinement of a script: writes are redirected to a scratch folder.
 
-Files opened for writing, and folders made, are those of the same path below the scratch folder;
-what was written is read from there. Removing and renaming what is outside is noted and not done;
-modes, owners and times of all files stay. An audit hook refuses what goes other ways, processes
-and the network. Native code, which raises no audit events, is not held back.
+Files opened for writing and new folders are created at the same path below the scratch folder, and
+read from there afterwards. Removing or renaming files outside it is skipped with a note; changes of
+modes, owners and times are ignored. An audit hook denies other changes, processes and the network.
+Native code, which raises no audit events, is not confined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHANGES = {
     **dict.fromkeys(("os.rename", "os.link"), (0, 1)),
     "os.symlink": (1,),
 }
-"""Audit events of changes, and which of their arguments are paths that are changed."""
+"""Audit events of changes, and the positions of the changed paths in their arguments."""
 _ATTRIBUTES = ("chmod", "chown", "chflags", "utime", "setxattr", "removexattr")
 _PROCESSES = ("fork", "forkpty", "exec", "posix_spawn", "system")
 _NETWORK = (
@@ -35,20 +35,20 @@ _NETWORK = (
     *("getaddrinfo", "gethostbyname", "gethostbyaddr"),
 )
 _REFUSED = {
-    **{f"os.{name}": "no attributes of files are changed" for name in _ATTRIBUTES},
-    **{f"os.{name}": "no other processes are started" for name in _PROCESSES},
-    "subprocess.Popen": "no other processes are started",
-    **{f"socket.{name}": "there is no network" for name in _NETWORK},
+    **{f"os.{name}": "file attributes are read-only" for name in _ATTRIBUTES},
+    **{f"os.{name}": "starting processes is not allowed" for name in _PROCESSES},
+    "subprocess.Popen": "starting processes is not allowed",
+    **{f"socket.{name}": "network access is not allowed" for name in _NETWORK},
 }
-_READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # databases of sqlite
+_READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # sqlite databases
 
 
 class Denied(PermissionError):
-    """Raised when a script would change something; an OSError, which many scripts expect."""
+    """Raised if a script would change something; an OSError, which many scripts handle."""
 
 
 class Confinement:
-    """The scratch folder, an absolute path without links, and what was kept from being done."""
+    """Redirects changes to the scratch folder, an absolute path without links."""
 
     def __init__(self, scratch: str, note: Callable[[str], None]) -> None:
         self._scratch = scratch
@@ -56,7 +56,7 @@ class Confinement:
         self._removed: set[str] = set()
 
     def begin(self) -> None:
-        """Confine this process, for good."""
+        """Confine this process permanently."""
         folder = os.path.join(self._scratch, "tmp")
         os.makedirs(folder)
         os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -74,18 +74,18 @@ class Confinement:
         return os.path.realpath(os.fsdecode(path))
 
     def _place_of(self, path: Any) -> Any:
-        """Return the path to write instead, below the scratch folder."""
+        """Return the path below the scratch folder to write to instead."""
         if isinstance(path, int) or self._is_free(path):
             return path
         return os.path.join(self._scratch, "files", self._absolute(path).lstrip(os.sep))
 
     def _seen(self, path: Any) -> Any:
-        """Return the path to read: below the scratch folder if it was written there."""
+        """Return the path to read from: below the scratch folder if it was written there."""
         placed = self._place_of(path)
         return placed if placed is not path and os.path.lexists(placed) else path
 
     def _for_writing(self, path: Any) -> Any:
-        """Return the place of a file that is written to, with its folder and its present text."""
+        """Return the path to write a file to, after creating its folder and copying its content."""
         placed = self._place_of(path)
         if placed is path or os.path.lexists(placed):
             return placed
@@ -143,7 +143,7 @@ class Confinement:
             setattr(os, name, reading(getattr(os, name)))
 
     def _replace_changes(self) -> None:
-        shutil._use_fd_functions = False  # type: ignore[attr-defined]  # it names whole paths
+        shutil._use_fd_functions = False  # type: ignore[attr-defined]  # use full paths
         for module, name, count in (
             *((os, name, 1) for name in ("remove", "unlink", "rmdir", "truncate")),
             *((os, name, 2) for name in ("rename", "replace", "link", "symlink")),
@@ -165,15 +165,15 @@ class Confinement:
                 return change(*paths, *args[count:], **kwargs)
             if os.path.lexists(args[0]) or kwargs.get("ignore_errors"):
                 self._removed.add(self._absolute(args[0]))
-                self._note(f"{name}({os.fsdecode(args[0])!r}) is not done")
+                self._note(f"skipped {name}({os.fsdecode(args[0])!r})")
                 return None
             raise FileNotFoundError(2, os.strerror(2), args[0])
 
         return changed
 
     def _block_unaudited(self) -> None:
-        starting = "fork_exec: no other processes are started"
-        sharing = "shm_open: no memory is shared with other processes"
+        starting = "fork_exec: starting processes is not allowed"
+        sharing = "shm_open: sharing memory with other processes is not allowed"
         _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)
         replace(_posixshmem, "shm_open", lambda *_, **__: self._refuse(sharing))
 
@@ -188,19 +188,19 @@ class Confinement:
         elif event in _REFUSED:
             self._refuse(f"{event}: {_REFUSED[event]}")
         elif event in ("os.kill", "os.killpg") and args[0] not in (0, os.getpid()):
-            self._refuse(f"{event}: no other process is reached")
+            self._refuse(f"{event}: signaling other processes is not allowed")
         elif event == "sqlite3.connect" and not any(text in str(args[0]) for text in _READ_ONLY):
             self._require_free(event, args[0])
 
     def _require_free(self, event: str, path: Any) -> None:
         if isinstance(path, (str, bytes, os.PathLike)) and not self._is_free(path):
-            self._refuse(f"{event}: {os.fsdecode(path)!r} would be changed")
+            self._refuse(f"{event}: changing {os.fsdecode(path)!r} is not allowed")
 
     def _refuse(self, what: str) -> NoReturn:
         self._note(what)
-        raise Denied(13, f"`headway estimate` lets a script change nothing: {what}; {line_now()}")
+        raise Denied(13, f"denied by `headway estimate`: {what}; {line_now()}")
 
 
 def _left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
-    """Change no attribute of a file; an OSError if it does not exist."""
+    """Ignore a change of file attributes; OSError if the file does not exist."""
     os.stat(path, dir_fd=dir_fd)

@@ -1,8 +1,8 @@
-"""Stands in for the GPU that is not there: `cpu:1`, wherever a script says `cuda`.
+"""A fake GPU: `cpu:1` replaces `cuda`.
 
-torch without CUDA cannot run a backward pass over fake tensors on `cuda`; on a second CPU device it
-can, and what lies there is counted apart from the host's. torch.cuda's questions about the GPU are
-answered, its functions without a result of interest do nothing.
+Without CUDA, torch cannot run a backward pass on fake tensors on `cuda`, but it can on a second CPU
+device, whose memory is counted separately from the host's. torch.cuda's queries return values for
+the fake GPU; functions without a relevant result do nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRUE = (
 
 
 class GpuNames(TorchFunctionMode):
-    """Replaces `cuda` by another device in the arguments of torch's functions."""
+    """Replaces `cuda` with another device in the arguments of torch's functions."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class GpuNames(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func not in _OF_VALUES:
             return result
-        place = kwargs.get("device")  # torch puts given values on `cpu` for `cpu:1`
-        if place is None and isinstance(args[0], torch.Tensor):  # whose new_tensor() it is, or copy
+        place = kwargs.get("device")  # torch creates them on `cpu` for `cpu:1`
+        if place is None and isinstance(args[0], torch.Tensor):  # new_tensor(), or a copy
             place = args[0].device
         return result.to(place)
 
     def replaced(self, device: Any) -> Any:
-        """Return the device that replaces `device`, which torch accepts in several forms."""
+        """Return the replacement for `device`, in any form that torch accepts."""
         if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
             return device
         if isinstance(device, int) or torch.device(device).type in _GPUS:
@@ -68,9 +68,9 @@ class GpuNames(TorchFunctionMode):
 
 
 def replace_moves(observe: Callable[[torch.Tensor], None]) -> None:
-    """Make `Module.to()` and its like change fake parameters in place.
+    """Patch `Module.to()` and similar methods to change fake parameters in place.
 
-    torch swaps them, which fails while a weak reference exists, such as the count of live tensors.
+    torch swaps parameters, which fails while a weak reference exists, such as the ledger's.
     """
 
     def apply(
@@ -110,7 +110,7 @@ def _change(
 
 
 def replace_places_of_loaded(device: torch.device) -> None:
-    """Make `torch.load` place on `device` what was saved on, or is mapped to, a GPU.
+    """Patch `torch.load` to load tensors to `device` that were saved on or mapped to a GPU.
 
     Relies on `torch._utils._restore_device_fake_mode`, which is private.
     """
@@ -126,13 +126,13 @@ def replace_places_of_loaded(device: torch.device) -> None:
 
 
 def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
-    """Make torch.cuda and torch.accelerator report these GPUs; calls for effect do nothing."""
+    """Patch torch.cuda and torch.accelerator to report these GPUs; other functions do nothing."""
     major, minor = _CAPABILITY
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),
         **dict.fromkeys(("memory_summary", "list_gpu_processes"), ""),
         **dict.fromkeys(("mem_get_info", "get_memory_info"), (memory_bytes, memory_bytes)),
-        "is_current_stream_capturing": False,  # asked by each optimizer where torch has CUDA
+        "is_current_stream_capturing": False,  # queried by optimizers if torch has CUDA
         "memory_snapshot": [],
         "get_per_process_memory_fraction": 1.0,
         "device_count": count,
@@ -178,7 +178,7 @@ class _Queue:
 
 
 def replace_autocast() -> None:
-    """Make `torch.autocast("cuda")` cast on the device that replaces the GPU."""
+    """Patch `torch.autocast("cuda")` to autocast on the fake GPU."""
     made = torch.autocast.__init__
 
     def init(
@@ -196,9 +196,9 @@ def replace_autocast() -> None:
 
 
 def replace_choice_of_optimizers() -> None:
-    """Make optimizers choose their implementation for CUDA: foreach.
+    """Patch optimizers to use foreach, their default on CUDA.
 
-    Relies on `_default_to_fused_or_foreach`, which torch's optimizers import by this name.
+    Relies on `_default_to_fused_or_foreach`, which torch's optimizers import by name.
     """
 
     def choose(params: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:

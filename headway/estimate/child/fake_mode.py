@@ -1,8 +1,8 @@
-"""torch's FakeTensorMode, as ordinary training scripts need it: they look at values, too.
+"""A FakeTensorMode for training scripts that read tensor values.
 
-A value that is known is used: of batches, indices and lengths, on which shapes often depend.
-Otherwise a number is 1, a condition is what it is while training goes well (finite, equal, not
-NaN), and a shape is as large as it can be. Each of these assumptions is noted.
+Known values of batches, indices and lengths are used, because shapes often depend on them. Unknown
+numbers are assumed to be 1, unknown conditions to have the result of a healthy training (finite,
+equal, not NaN), and unknown shapes to be as large as possible. Each assumption is noted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headway.estimate.child.patching import is_read_by_user
 
-_MOST_ELEMENTS = 2**16  # of a value that is kept
+_MOST_ELEMENTS = 2**16  # of a stored value
 _aten = torch.ops.aten
 _TRUE = {_aten.all, _aten.isfinite, _aten.eq, _aten.ge, _aten.le}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
@@ -34,11 +34,11 @@ _MAKERS = {
     *(_aten.rand, _aten.randn, _aten.linspace, _aten.scalar_tensor, _aten.eye, _aten.tril_indices),
     *(_aten.triu_indices, _aten.bernoulli, _aten.lift_fresh),
 }
-"""Operators whose results are known without any tensor; not `empty`, which has no values."""
+"""Operators with known results without tensor arguments; not `empty`, which has no values."""
 
 
 class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode in which a training script runs through; shapes are bounded and noted."""
+    """A FakeTensorMode that assumes values and shapes where a training script needs them."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -58,18 +58,18 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return result
         self.values.follow(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
-            result.constant = None  # torch's own value, of which it takes the device: never `cpu:1`
+            result.constant = None  # torch would use its device, never `cpu:1`
             if result.dtype is torch.bool:
                 vars(result)["_is_expected"] = _expected(func.overloadpacket, args)
         return result
 
     def scalar(self, tensor: torch.Tensor) -> Any:
-        """Return the number in a tensor of one element, or an assumed one."""
+        """Return the value of a one-element tensor, known or assumed."""
         with _disable_current_modes():
             return self._value(tensor).item()
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """Return the numpy array of a tensor's values, or of ones."""
+        """Return a tensor's values as a numpy array; ones if unknown."""
         with _disable_current_modes():
             return self._value(tensor).detach().numpy()
 
@@ -90,7 +90,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 self._note(f"assumed: a condition on unknown numbers is {fill}")
             elif not self._has_assumed_numbers and is_read_by_user():
                 self._has_assumed_numbers = True
-                self._note("assumed: unknown numbers that the script reads are 1; first")
+                self._note("assumed: unknown numbers that the script reads are 1; first read")
             value = torch.full(tuple(tensor.shape), fill, dtype=tensor.dtype)
         return value
 
@@ -101,7 +101,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         bound = _LARGEST.get(func.overloadpacket)
         if bound is None:
             raise DynamicOutputShapeException(func)
-        self._note(f"{func.overloadpacket.__name__}: its result is taken to be as large as can be")
+        self._note(f"assumed: the result of {func.overloadpacket.__name__} has its maximum size")
         with self:
             return bound(*args, **kwargs)
 
@@ -116,7 +116,7 @@ def _truth(tensor: Any) -> bool:
 
 
 def _expected(operator: Any, args: Any) -> bool:
-    """Return the elements of an operator's result while training goes well."""
+    """Return the expected result of a boolean operator in a healthy training."""
     infinite = len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
     if operator is _aten.ne:
         return infinite
@@ -142,14 +142,14 @@ _LARGEST: dict[Any, Callable[..., Any]] = {
     ),
     _aten.repeat_interleave: lambda x, *, output_size=None: x.new_empty(output_size or x.numel()),
 }
-"""The results with the largest shapes that there can be, by operator."""
+"""Results of the maximum size, by operator."""
 
 
 class Values:
-    """Small real tensors beside fake ones, computed by the same operators.
+    """Small real tensors for fake tensors, computed by the same operators.
 
-    A fake tensor has a value when all that it was made of has one. What is written with unknown
-    values loses its own, as do all views of it.
+    A fake tensor has a value if all of its inputs have values. An in-place write of unknown values
+    discards the value of a tensor and its views.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Values:
         return None if value is None or value.untyped_storage() in self._stale else value
 
     def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
-        """Compute the values of an operator's results, where they can be known and are small."""
+        """Compute the values of an operator's results if they are small and their inputs known."""
         fakes = [leaf for leaf in tree_iter(results) if isinstance(leaf, torch.Tensor)]
         is_small = all(fake.numel() <= _MOST_ELEMENTS for fake in fakes)
         values = self.compute(func, args, kwargs) if is_small else None
@@ -179,7 +179,7 @@ class Values:
                 self.keep(fake, value)
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the operator's result for the values of its arguments; None if one is unknown."""
+        """Compute an operator on the values of its arguments; None if any is unknown."""
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = [self.get(tensor) for tensor in tensors]
         if any(value is None for value in known) or not (known or func.overloadpacket in _MAKERS):

@@ -1,4 +1,4 @@
-"""Which storages live on the device at any time, what each is for, and what lives at the peak."""
+"""Accounting of device memory by storage and category, and its peak."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Storage:
-    """One storage: its bytes now, and what they are for."""
+    """Current size and category of a storage."""
 
     __slots__ = ("category", "gone", "is_counted", "nbytes")
 
@@ -40,11 +40,11 @@ class Storage:
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows all tensors that operators return, by their storages.
+    """Tracks the storages of all tensors that operators return.
 
-    What a storage is for is often known only later (`classify`), so the changes are kept, and the
-    peak's parts are worked out at the end. Tensors on `device` are counted; real tensors have no
-    `fake_mode`.
+    The category of a storage is often known only later (`classify`), so changes are stored and the
+    parts of the peak computed at the end. Only tensors on `device` are counted; `fake_mode` is None
+    for real tensors.
     """
 
     def __init__(self, device: torch.device, fake_mode: Any = None) -> None:
@@ -58,18 +58,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.peak_when = ""
         self.phase = "before the first forward pass"
-        self.depth = 0  # of the modules whose forward is being run
-        self.in_step = False  # of an optimizer
+        self.depth = 0  # of nested module calls
+        self.in_step = False  # in an optimizer step
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again with the tensors inside
+            return NotImplemented  # dispatched again with the local tensors
         if func is _WAIT and self._fake_mode is not None:
             return args[0]
         result = func(*args, **(kwargs or {}))
-        if active_fake_mode() is self._fake_mode:  # DTensor has one of its own, for shapes
+        if active_fake_mode() is self._fake_mode:  # DTensor uses another for shapes
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
                     self.observe(leaf)
@@ -82,7 +82,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(entry, storage.nbytes() if is_counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str) -> None:
-        """Set the category of a tensor's storages, unless it is known."""
+        """Set the category of a tensor's storages unless already set."""
         self.observe(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
@@ -95,7 +95,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(entry, storage.nbytes())
 
     def reset_peak(self) -> None:
-        """Forget the peak so far: a real run does the steps so far differently."""
+        """Reset the peak: a real run performs the steps up to here differently."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
     def parts_of_peak(self) -> dict[str, int]:
@@ -127,9 +127,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
-    """Return the storages of a tensor, or of those inside it (DTensor).
+    """Return the storages of a tensor or of its local tensors (DTensor).
 
-    `get_untyped_storages` is private to torch; its own memory tracker uses it the same way.
+    `get_untyped_storages` is private; torch's memory tracker uses it in the same way.
     """
     if type(tensor) in _PLAIN or hasattr(tensor, "fake_mode"):
         return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
@@ -137,7 +137,7 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
 
 
 class Models:
-    """Follows a script's modules and optimizers, and classifies their tensors in the ledger."""
+    """Tracks a script's modules and optimizers and classifies their tensors in the ledger."""
 
     def __init__(
         self,
@@ -148,16 +148,16 @@ class Models:
         self._ledger = ledger
         self._before_first_call = before_first_call
         self._after_step = after_step
-        # by id: a class of the script's may have a hash of its own
+        # by id: a script's class may define __hash__
         self._modules = weakref.WeakValueDictionary[int, torch.nn.Module]()
         self._called = weakref.WeakValueDictionary[int, torch.nn.Module]()
         self._optimizers = weakref.WeakValueDictionary[int, torch.optim.Optimizer]()
         self._steps: dict[int, int] = {}
 
     def follow(self) -> None:
-        """Register the hooks; at most once in a process."""
+        """Register the hooks; call at most once per process."""
         made, made_optimizer = torch.nn.Module.__init__, torch.optim.Optimizer.__init__
-        called: Any = torch.nn.Module._wrapped_call_impl  # what `__call__` is
+        called: Any = torch.nn.Module._wrapped_call_impl  # the implementation of `__call__`
         ledger = self._ledger
 
         def init(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +166,7 @@ class Models:
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not ledger.depth and id(module) not in self._called:
-                # what is recomputed in a backward pass calls its parts by themselves
+                # recomputation in a backward pass calls submodules directly
                 self._called.update((id(part), part) for part in module.modules())
                 self._before_first_call(module)
             if not any(self._steps.values()):

@@ -1,6 +1,6 @@
-"""Replaces functions of other packages for the rest of a process, and says which line calls them.
+"""Monkey-patching of other packages, and the line of user code that calls them.
 
-The line is the innermost one of the user's own code: not torch's, Python's or a package's.
+The line is the innermost in user code, not in torch, the standard library or an installed package.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute that a class or module has; AttributeError if not: torch has changed."""
+    """Set an existing attribute; AttributeError if it is missing because torch has changed."""
     getattr(owner, name)
     setattr(owner, name, value)
 
 
 def replace_wherever_imported(name: str, value: Any) -> None:
-    """Set a function in each module that has it; AttributeError if none: torch has changed."""
+    """Set a function in each module with this name; AttributeError if there is none."""
     modules = [mod for mod in [*sys.modules.values()] if name in getattr(mod, "__dict__", ())]
     if not modules:
         raise AttributeError(name)
@@ -46,13 +46,13 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def line_now() -> str:
-    """Return the current line, such as `train.py, line 12`; empty if there is none."""
+    """Return the current line of user code, such as `train.py, line 12`; empty if none."""
     frames = traceback.walk_stack(sys._getframe(1))
     return _first((frame.f_code.co_filename, line) for frame, line in frames)
 
 
 def is_read_by_user() -> bool:
-    """Return whether the user's code is the caller, directly or through torch."""
+    """Return whether user code is the caller, directly or through torch."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
     caller = next((file for file in files if not file.startswith(_PASSED_THROUGH)), "<")
     return _is_of_user(caller)
@@ -66,7 +66,7 @@ def line_of(error: BaseException) -> str:
 
 
 def line_in(text: str) -> str:
-    """Return the line in the stacks that Python's faulthandler prints."""
+    """Return the line of user code in the output of Python's faulthandler."""
     found = re.findall(r'^  File "(.+?)", line (\d+)', text, re.MULTILINE)
     return _first((file, int(line)) for file, line in found)
 

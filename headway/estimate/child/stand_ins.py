@@ -1,10 +1,9 @@
-"""What calls of ordinary scripts do instead that cannot work without memory or other ranks.
+"""Replacements for calls that do not work with fake tensors or without other ranks.
 
-Loaders read their data for real, in this process; compiled functions are the functions themselves.
-Files that are saved are empty, and tensors that are loaded are fake. What a checkpoint holds has
-the shapes of what is there already, so that those of Headway and of torch.distributed are not read;
-a script that goes on from one is followed as from its beginning. Of several ranks there is one
-process: it exchanges nothing, and shares a model as asked.
+Loaders read real data in this process; torch.compile is skipped. Saved files are empty and loaded
+tensors are fake. Checkpoints of Headway and torch.distributed are not loaded, because their tensors
+have the shapes of existing ones; a resumed script is estimated from the start. A single process
+represents all ranks: it communicates with no other rank and shards the model as configured.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from headway.training import connector
 
 Note = Callable[[str], None]
 
-_NOT_MAPPED = 2**62  # an address at which no process has memory
-_LOADED = "loading is skipped: the script goes on as from its beginning"
+_NOT_MAPPED = 2**62  # an address that is never mapped
+_LOADED = "loading is skipped: the script continues as from the start"
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
     "MASTER_ADDR": "127.0.0.1",
@@ -50,9 +49,9 @@ _FIRST_RANK = {
 
 
 def replace_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -> None:
-    """Make data loaders read for real, without workers, and yield batches of fake tensors.
+    """Patch data loaders to read real data without workers and yield fake tensors.
 
-    Relies on `_SingleProcessDataLoaderIter` and `DataLoader._get_iterator`, which are private.
+    Relies on the private `_SingleProcessDataLoaderIter` and `DataLoader._get_iterator`.
     """
     single: Any = dataloader._SingleProcessDataLoaderIter
 
@@ -74,11 +73,11 @@ def replace_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -
         return Iterator(self)
 
     replace(torch.utils.data.DataLoader, "_get_iterator", get_iterator)
-    replace(torch.Tensor, "share_memory_", lambda self: self)  # with no process
+    replace(torch.Tensor, "share_memory_", lambda self: self)  # there are no workers
 
 
 def replace_reading(mode: ScriptMode) -> None:
-    """Make calls that read all of a tensor's values return known ones, or ones."""
+    """Patch functions that read all values of a tensor to return known values or ones."""
     random_permutation = torch.randperm
 
     def randperm(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +112,7 @@ def replace_reading(mode: ScriptMode) -> None:
 
 def replace_compilation(note: Note) -> None:
     def compile(model: Any = None, *_: Any, **__: Any) -> Any:
-        note("torch.compile is skipped: what compiled code saves or needs is not counted")
+        note("torch.compile is skipped: memory that compiled code saves or needs is not counted")
         return (lambda function: function) if model is None else model
 
     for owner in (torch, torch.nn.Module):
@@ -121,7 +120,7 @@ def replace_compilation(note: Note) -> None:
 
 
 def replace_skipped_steps() -> None:
-    """Make the gradient scaler always step. Relies on `GradScaler._maybe_opt_step`."""
+    """Patch the gradient scaler to always step. Relies on `GradScaler._maybe_opt_step`."""
 
     def step(_: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
@@ -130,7 +129,7 @@ def replace_skipped_steps() -> None:
 
 
 def replace_addresses() -> None:
-    """Give each storage without memory an address of its own: by them scripts find tied weights."""
+    """Give each fake storage a unique address, by which scripts detect tied weights."""
     address_of = torch.UntypedStorage.data_ptr
 
     def of_storage(self: torch.UntypedStorage) -> int:
@@ -145,7 +144,7 @@ def replace_addresses() -> None:
 
 
 def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
-    """Report which storages are resized, which is not an operator; FSDP does it."""
+    """Report resized storages: FSDP resizes them without an operator."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> None:
@@ -156,7 +155,7 @@ def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
 
 
 def replace_saving(note: Note) -> None:
-    """Make torch, safetensors and Headway write no tensors, and leave their files empty."""
+    """Patch torch, safetensors and Headway to save empty files."""
 
     def skip(*_: Any, **__: Any) -> None:
         note("saving is skipped")
@@ -183,7 +182,7 @@ def replace_saving(note: Note) -> None:
 
 
 def replace_loading(note: Note) -> None:
-    """Make loading a checkpoint change nothing; the checkpoint must exist nevertheless."""
+    """Patch checkpoint loading to change nothing; the checkpoint must still exist."""
 
     def skip(*_: Any, **__: Any) -> None:
         note(_LOADED)
@@ -204,7 +203,7 @@ class _NothingToRestore:
 
 
 def replace_files_of_tensors(mode: ScriptMode) -> None:
-    """Make safetensors, whose code is native, map files for real and return fake tensors."""
+    """Patch safetensors, which is native code, to map real files and return fake tensors."""
     opened = safetensors.safe_open
 
     def open_file(
@@ -246,9 +245,9 @@ class _Reading:
 
 
 def join(world_size: int, local_world_size: int) -> None:
-    """Make this process rank 0 of `world_size`; for one rank, only if the script starts a group.
+    """Make this process rank 0 of `world_size`; a single rank has a group only if the script asks.
 
-    The backend `fake` is part of torch's own tests; its store has no public name.
+    The `fake` backend is part of torch's tests; its store has no public name.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -266,7 +265,7 @@ def join(world_size: int, local_world_size: int) -> None:
 
 
 def replace_object_collectives(world_size: int) -> None:
-    """Make collectives of objects return this rank's; nothing is pickled."""
+    """Patch object collectives to return this rank's objects without pickling."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
@@ -292,10 +291,10 @@ def replace_object_collectives(world_size: int) -> None:
 
 
 def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) -> None:
-    """Make DistributedDataParallel allocate its memory, and exchange nothing.
+    """Patch DistributedDataParallel to allocate its buckets without communication.
 
-    Its reducer, in C++, cannot work on fake tensors. It keeps a copy of all gradients in buckets,
-    unless gradients are views of them. `classify` is the ledger's; None under another strategy.
+    Its C++ reducer does not support fake tensors. It copies all gradients to buckets unless
+    gradients are views of them. `classify` is the ledger's, or None with another strategy.
     """
 
     def init(self: Any, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -328,12 +327,12 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) 
 
 
 def replace_choice_of_strategy(note: Note) -> None:
-    """Make the attempt choose the strategy, whatever a script passes to its Accelerator."""
+    """Ignore the strategy that a script passes to its Accelerator; the trial sets it."""
     choose = connector.strategy_for
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
         if chosen in SHARDED or settings.activation_checkpointing:
-            note("how the script's Accelerator shares a model is left to the strategies compared")
+            note("the strategy of the script's Accelerator is replaced by those compared")
         plain = settings._replace(activation_checkpointing=False, cpu_offload=False)
         return choose(world, DDP, plain)
 
@@ -346,11 +345,11 @@ def shard(
     optimizers: Iterable[torch.optim.Optimizer],
     mesh: DeviceMesh,
 ) -> None:
-    """Shard a model over the ranks with torch's `fully_shard`, unit by unit.
+    """Shard a model's units over the ranks with torch's `fully_shard`.
 
-    Its optimizers update the shards, with their states so far. FSDP would take the device from the
-    mesh: a CPU has an index only here. Relies on `_get_device_from_mesh`, which FSDP's modules
-    import by this name.
+    Optimizers are updated to the shards and keep their states. `_get_device_from_mesh`, which
+    FSDP's modules import by name, is patched because FSDP would use the mesh's device, a CPU
+    without an index.
     """
     from torch.distributed.fsdp import fully_shard
 

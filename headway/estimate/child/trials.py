@@ -1,10 +1,10 @@
-"""Imports torch once, and forks a process for each attempt that it reads from standard input.
+"""A server that imports torch once and forks a process for each trial from standard input.
 
-An attempt is a line, and so is its outcome. The end of standard input, however the planner was
-ended, ends this process and the attempt that it has begun, and removes what that has written.
+A trial and its result are one line each. When standard input is closed, even if the planner was
+killed, the server exits, terminates the running trial and removes its files.
 
-An attempt runs the user's own script until its second optimizer step. Its process is changed for
-good, and ended with the outcome.
+A trial runs the user's script until its second optimizer step. Its process is patched permanently
+and exits with the result.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from headway.ipc.stderr import log
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
 
-_OUTPUT_BYTES = 2**16  # the stack of a crash is above a list of all native modules
+_OUTPUT_BYTES = 2**16  # a crash prints a list of all native modules after the stack
 
 
 def main() -> None:
-    signals.ignore(signal.SIGINT)  # Ctrl-C ends the planner
+    signals.ignore(signal.SIGINT)  # Ctrl-C terminates the planner
     _import_for_all()
     wake_fds = wake_on_child_end()
     for line in sys.stdin:
@@ -60,8 +60,8 @@ def main() -> None:
 
 
 def _import_for_all() -> None:
-    """Import what most scripts need, and exempt it from garbage collection."""
-    import torch._dynamo  # the first step of any optimizer imports it
+    """Import modules that most scripts need, and exempt them from garbage collection."""
+    import torch._dynamo  # imported by the first step of any optimizer
     import torch.distributed.fsdp
     import torch.distributed.nn.functional
     import torch.utils.checkpoint  # noqa: F401
@@ -73,7 +73,7 @@ def _import_for_all() -> None:
 def _outcome(
     attempt: Trial, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
 ) -> TrialResult:
-    """Make an attempt in a child process, which prints to `output`."""
+    """Run a trial in a child process that prints to `output`."""
     deadline = time.monotonic() + attempt.time_limit_s
     server, child = os.getpid(), os.fork()
     if child == 0:
@@ -100,21 +100,21 @@ def _outcome(
         ended = f"no second optimizer step within {attempt.time_limit_s:g} s (--time-limit)"
     else:
         line, code = line_in(text), os.waitstatus_to_exitcode(status)
-        ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        ended = f"the process exited with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
     return TrialResult(failed_at=f"{line}: {ended}" if line else ended, output=text)
 
 
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
-    """Return the status of the child, None if it was killed at the deadline; print its progress."""
+    """Wait for the child and log its progress; return its status, None if killed on timeout."""
     ended = status = 0
     began = told_at = time.monotonic()
     try:
         while not ended and (left := deadline - time.monotonic()) > 0:
             ready = select.select([woken, sys.stdin], [], [], min(left, _LOOK_S))[0]
             if (now := time.monotonic()) - told_at >= PROGRESS_S:
-                told_at, where = now, _line_at(progress) or "no line of its own"
+                told_at, where = now, _line_at(progress) or "an unknown line"
                 log(f"after {now - began:.0f} s the script is at {where}")
-            if sys.stdin in ready:  # there is no second attempt before this one's outcome
+            if sys.stdin in ready:  # closed: the next trial follows only after this result
                 raise SystemExit
             if woken in ready:
                 os.read(woken, 2**10)
@@ -133,17 +133,17 @@ def _line_at(progress: str) -> str:
 
 
 OUTCOME, _PROGRESS = "outcome", "progress"
-"""The files in the scratch folder that have what was found, and where the script is."""
-PROGRESS_S = 10.0  # from one line about that to the next
-_LOOK_S = 1.0  # at where the script is
+"""Files in the scratch folder with the result and the script's current line."""
+PROGRESS_S = 10.0  # between progress messages
+_LOOK_S = 1.0  # between updates of the current line
 
-_STEPS = 2  # of each optimizer, after which the script is stopped
-_MOST_STEPS = 12  # of one optimizer, while another has not made its second
+_STEPS = 2  # of each optimizer, before the script is stopped
+_MOST_STEPS = 12  # of any optimizer, if another has made fewer than two
 _LONGEST_LINE = 300  # characters of an exception's message
 
 
 class TrialRunner:
-    """An attempt that is being made; the outcome is written to the scratch folder."""
+    """Runs a trial in this process and writes the result to the scratch folder."""
 
     def __init__(self, attempt: Trial, scratch: str) -> None:
         self._attempt = attempt
@@ -166,11 +166,11 @@ class TrialRunner:
         attempt = self._attempt
         faulthandler.enable()
         stand_ins.join(attempt.world_size, attempt.local_world_size)
-        if attempt.sharded and attempt.world_size > 1:  # before there are fake tensors
+        if attempt.sharded and attempt.world_size > 1:  # before fake mode is entered
             self._mesh = init_device_mesh("cpu", (attempt.world_size,))
         self.replace_calls()
         self._models.follow()
-        stack = ExitStack()  # never closed: the process ends inside
+        stack = ExitStack()  # never closed: the process exits first
         stack.enter_context(fake_cuda.GpuNames(self._device))
         stack.enter_context(self._mode)
         stack.enter_context(self._ledger)
@@ -180,7 +180,7 @@ class TrialRunner:
         signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
         try:
             _run_program(attempt)
-        except BaseException as error:  # noqa: BLE001  it is part of the outcome
+        except BaseException as error:  # noqa: BLE001  part of the result
             self._end_early(error)
         self._end_early(None)
 
@@ -203,13 +203,13 @@ class TrialRunner:
         stand_ins.replace_saving(self.note)
         stand_ins.replace_loading(self.note)
         stand_ins.replace_compilation(self.note)
-        torch.backends.mha.set_fastpath_enabled(False)  # which nobody trains with
+        torch.backends.mha.set_fastpath_enabled(False)  # used only for inference
         stand_ins.replace_choice_of_strategy(self.note)
         stand_ins.replace_data_parallel(None if attempt.sharded else ledger.classify)
         stand_ins.replace_object_collectives(attempt.world_size)
 
     def _reshape(self, model: torch.nn.Module) -> None:
-        model = getattr(model, "module", model)  # of DistributedDataParallel
+        model = getattr(model, "module", model)  # unwrap DistributedDataParallel
         attempt = self._attempt
         if model in self._reshaped or not any(p.requires_grad for p in model.parameters()):
             return
@@ -220,7 +220,7 @@ class TrialRunner:
         if self._mesh is not None:
             self._models.classify()
             stand_ins.shard(model, units, self._models.optimizers(), self._mesh)
-            gc.collect()  # whole parameters may be in cycles; a launch frees them as it shards
+            gc.collect()  # full parameters may be in cycles; a launch frees them as it shards
             self._ledger.reset_peak()
 
     def _after_step(self) -> None:
@@ -229,7 +229,7 @@ class TrialRunner:
             self._finish_with_peak()
 
     def _on_alarm(self, _: int, __: FrameType | None) -> None:
-        """Write the current line for the server, which ends the process at the time limit."""
+        """Write the current line for the server, which reports it."""
         with suppress(OSError), open(os.path.join(self._scratch, _PROGRESS), "w") as file:
             file.write(line_now())
 
@@ -257,9 +257,9 @@ class TrialRunner:
         self._finish(TrialResult(failed_at=_error_text(error) if error else ended))
 
     def _finish(self, outcome: TrialResult) -> NoReturn:
-        """Write the outcome and exit at once: no handler of the script's runs."""
+        """Write the result and exit immediately, without the script's exit handlers."""
         for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):  # they can be the script's own, or closed
+            with suppress(BaseException):  # replaced by the script, or closed
                 stream.flush()
         with open(os.path.join(self._scratch, OUTCOME), "wb") as file:
             file.write(encode(outcome))

@@ -87,7 +87,7 @@ def test_several_models_are_counted_as_nvidia_smi_counts_them() -> None:
 def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "1,9,2"}
     cut = load("gpu_4")._replace(mask="1,9,2")
-    what = "CUDA_VISIBLE_DEVICES=1,9,2 shows no GPU from 9 on"
+    what = "CUDA_VISIBLE_DEVICES=1,9,2 is ignored from 9 on"
     assert any(what in note for note in plan_for(cut, environ).notes)
     with pytest.raises(MachineError, match=what):
         plan_for(cut, environ, devices="2")
@@ -96,7 +96,11 @@ def test_a_mask_that_cuda_cuts_short_is_named() -> None:
 REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("cpu_torch_on_gpu_box", {}, ("device is 'auto'", "this torch (2.13.0+cpu)", "whl/cu130")),
     ("driver_too_old", {}, ("the NVIDIA driver 535", "update the NVIDIA driver", "--device cpu")),
-    ("mask_duplicates", {}, ("lists one twice", "torch finds none", "unset CUDA_VISIBLE_DEVICES")),
+    (
+        "mask_duplicates",
+        {},
+        ("contains duplicates", "torch found none", "unset CUDA_VISIBLE_DEVICES"),
+    ),
     ("laptop_cpu", {"device": "gpu"}, ("no NVIDIA driver",)),
     (
         "gpu_mixed",
