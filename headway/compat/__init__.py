@@ -1,6 +1,6 @@
 """Accelerate's modules and names with its behavior: `import headway.compat as accelerate`.
 
-Objects that behave alike are Headway's own. Where Accelerate behaves differently, this package
+Objects with the same behavior are Headway's. Where Accelerate behaves differently, this package
 follows Accelerate: for example, an LR scheduler steps once per rank.
 """
 

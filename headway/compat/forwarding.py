@@ -110,7 +110,7 @@ def replace_accelerate() -> None:
         raise UsageError(
             "accelerate is not installed, so it cannot be replaced",
             where="replace_accelerate",
-            fix="pip install accelerate; or change the script's imports with `headway adopt`",
+            fix="`pip install accelerate`; or change the script's imports with `headway adopt`",
         )
     sys.meta_path.insert(0, _Replacement())
 

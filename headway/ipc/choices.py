@@ -7,7 +7,7 @@ from typing import NamedTuple
 class NumberFormat(NamedTuple):
     """Properties of a precision that are known without importing torch."""
 
-    help: str  # one line, shown in the wizard
+    help: str  # a line for the wizard
     dtype: str  # torch's name for the dtype of matrix products
     tolerance: float = 5e-2  # largest weight difference from fp32 after one step
     capability: tuple[int, int] = (0, 0)  # minimum compute capability of an NVIDIA GPU

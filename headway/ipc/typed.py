@@ -164,7 +164,7 @@ class Lines:
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that `data` completes, without newlines; drop and raise for a TooLong."""
+        """Yield the lines that `data` completes, without newlines; TooLong drops the line."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             line = b"".join([*self._parts, part])

@@ -45,7 +45,7 @@ def with_torch_devices(
     except OSError as error:
         if machine.visible_gpus:
             return machine
-        refusal = f"torch does not answer: {error.strerror or error}"
+        refusal = f"torch failed: {error.strerror or error}"
     if device == MPS.name:
         return machine._replace(mps=True, mps_reason="found by torch") if gpus else machine
     if not gpus:

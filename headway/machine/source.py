@@ -77,7 +77,7 @@ class Source:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(tool.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
-                    raise OSError(f"no answer after {limit_s} s") from None
+                    raise OSError(f"timed out after {limit_s} s") from None
                 raise
         if tool.returncode and not output.strip():
             last = errors.strip().splitlines() or [f"exit code {tool.returncode}"]

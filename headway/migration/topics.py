@@ -171,7 +171,7 @@ _MEMBERS = _names("""
     autocast_handler ddp_handler dispatch_batches init_handler native_amp non_blocking
     profile_handler scaler_handler use_seedable_sampler use_stateful_dataloader verify_device_map
 """)
-"""Members of Accelerate's Accelerator and states that Headway's lack."""
+"""Members of Accelerate's Accelerator and states that are missing in Headway's."""
 
 
 def topic_of_name(module: str, name: str) -> Topic | None:

@@ -39,7 +39,7 @@ def read_host(raw: Raw) -> str:
     is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()
     if not (is_name or _is_ip_address(host)):
         more = "; its port is main_port" if re.search(r":\d+$", text) else ""
-        raise ValueError(f"which is neither a host name nor an IP address{more}")
+        raise ValueError(f"which is not a host name or IP address{more}")
     if host in ("0.0.0.0", "::", "255.255.255.255"):
         raise ValueError("which is a wildcard address: use one that other machines can connect to")
     labels = host.removesuffix(".").split(".")
@@ -70,7 +70,7 @@ def read_hosts(raw: Raw) -> Hosts:
         raise ValueError("which contains no host")
     names = [host.name for host in hosts]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"in which {', '.join(twice)} is named twice")
+        raise ValueError(f"which lists {', '.join(twice)} twice")
     return Hosts(hosts)
 
 

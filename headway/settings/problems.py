@@ -130,7 +130,7 @@ def _of_machines(settings: Settings) -> Iterator[Problem]:
     if rank is not None and rank >= machines:
         there = f"the ranks are 0 to {machines - 1}"
         remedies: list[str] = [
-            change(settings, "machine_rank", machines - 1, "as ranks begin at 0"),
+            change(settings, "machine_rank", machines - 1, "as ranks start at 0"),
             change(settings, "num_machines", rank + 1),
         ]
         if machines == 1:
@@ -415,7 +415,7 @@ def _problem(
     *,
     is_of_machine: bool = False,
 ) -> list[Problem]:
-    """Return a problem of the settings `names`, the one to change first.
+    """Return a problem of the settings `names`; the first should be changed.
 
     Empty if any of them is invalid: this is already reported and may be the cause.
     """
