@@ -266,7 +266,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             iter(changed(loader, num_workers=0, timeout=0))  # draws the workers' seed
         self._begun = loader
         if loader.num_workers and not isinstance(loader.dataset, IterableDataset):
-            list(islice(source_of(loader), loader.prefetch_factor * loader.num_workers))  # at once
+            list(islice(source_of(loader), loader.prefetch_factor * loader.num_workers))  # prefetch
         return self._parts(iter(()))
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[tuple[Any]]:

@@ -57,7 +57,7 @@ class BatchSamplerShard(BatchSampler):
     def __iter__(self) -> Iterator[list[Any]]:
         num_batches = 1 if self.split_batches else self.num_processes
         rounds = _rounds(self.batch_sampler, num_batches)
-        if self.batch_size is None:  # batches of any sizes
+        if self.batch_size is None:  # variable batch sizes
             return chain.from_iterable(_parts(rounds, num_batches, self, self.even_batches))
         samples = ([*chain.from_iterable(batches)] for batches in rounds)
         return _parts(samples, self.batch_size * num_batches, self, self.even_batches)

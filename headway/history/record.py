@@ -23,7 +23,7 @@ from headway.ipc.typed import Misfit, plain, read
 _FIX = "`headway runs` lists all recorded runs"
 
 MAX_TEXT = 2**15
-"""Characters of a report."""
+"""Maximum number of characters of a report."""
 _LARGEST_LOSS = 1e100  # larger losses count as unknown
 _MOST_ROWS, _LEAST_ROWS = 600, 4  # of figures: maximum over all ranks, minimum per rank
 _SUMMED = (  # fields to add up when rows are merged

@@ -35,7 +35,7 @@ _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--
 
 
 class Launch(NamedTuple):
-    """What was launched; secrets are masked."""
+    """The launch of a run, with secrets masked."""
 
     began_at: float
     pid: int
@@ -54,7 +54,7 @@ class Launch(NamedTuple):
     variables: Mapping[str, str]  # environment variables that affect training
     num_processes: int
     num_machines: int
-    supervised: str | None  # why a launcher stayed; None: the script replaced it
+    supervised: str | None  # why the launcher keeps running; None: the script replaced it
     job: str  # scheduler job id; empty outside a job
     snapshot: str  # folder of the copy of the code; empty if there is none
     is_rank: bool  # RANK, WORLD_SIZE, ... were set for the script
@@ -141,7 +141,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def prune(folder: str) -> None:
-    """Remove the oldest runs above the limit; a running run rewrites its record."""
+    """Remove the oldest runs above the limit; an active run rewrites its record."""
     for name in names_in(folder)[:-MAX_RUNS]:
         import shutil
 

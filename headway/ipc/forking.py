@@ -149,7 +149,7 @@ class ProcessHandle:
         self.process = None
         try:
             self._fd = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # not on Linux; an old kernel, a sandbox
+        except (AttributeError, OSError):  # not Linux, an old kernel or a sandbox
             import psutil
 
             with suppress(psutil.NoSuchProcess):

@@ -30,7 +30,7 @@ def is_numbered_step(environ: Environ) -> bool:
 def is_task(environ: Environ) -> bool:
     """Return whether srun started this process as a task of a step.
 
-    A task with a pseudo-terminal is an interactive shell, not a task.
+    False in a step with a pseudo-terminal, whose task is an interactive shell.
     """
     return is_numbered_step(environ) and _TERMINAL not in environ
 
@@ -89,7 +89,7 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "pmi": Numbering(
         *("mpiexec of Intel MPI, MPICH or Cray PALS", "PMI_SIZE", "PMI_RANK"),
         is_joined=False,
-        applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # else srun's
+        applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # else set by srun
     ),
     "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", is_joined=False),
     "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", is_joined=False),

@@ -100,7 +100,7 @@ def has_exited(place: str) -> bool | None:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return True
-    except OSError:  # another user's
+    except OSError:  # another user's process
         pass
     return False
 

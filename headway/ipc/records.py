@@ -178,7 +178,7 @@ class Uses(NamedTuple):
     accelerator: bool = False  # created an Accelerator
     group: bool = False  # joined a torch process group
     readers: tuple[str, ...] = ()  # imported modules that read the launcher's variables
-    resuming: bool = False  # resumes from an existing checkpoint
+    resuming: bool = False  # resumes from a checkpoint if there is one
     stopping: bool = False  # saves and exits on preemption
 
 

@@ -20,7 +20,7 @@ VARIABLE = "HEADWAY_RUN"
 JOB_VARIABLE = "SLURM_JOB_ID"
 ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # a launch's job and its tasks per node
 KEY_VARIABLE = "HEADWAY_RUN_KEY"  # a secret shared by the machines of a run
-CODE_VARIABLE = "HEADWAY_CODE"  # names the copy of the code that a job runs
+CODE_VARIABLE = "HEADWAY_CODE"  # folder of the job's copy of the code
 RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
 """A process id, a colon and the folder of the record to which the process writes its exit."""
 CPUS_VARIABLE = "HEADWAY_CPUS"
