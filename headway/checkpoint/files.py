@@ -236,13 +236,13 @@ def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> N
         if isinstance(tensor, torch.Tensor) and tensor.is_meta:
             raise UsageError(
                 f"{name} is on the meta device, without data",
-                where="the model that is saved",
+                where="the model to save",
                 fix="load the weights before saving the model",
             )
         if only_tensors and not isinstance(tensor, torch.Tensor):
             raise UsageError(
                 f"{name} is a {type(tensor).__name__}, but safetensors supports only tensors",
-                where="the model that is saved",
+                where="the model to save",
                 fix="pass safe_serialization=False",
             )
 

@@ -378,15 +378,15 @@ def _finish_commits(folder: Path) -> None:
 
 def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
     """Return the newest undamaged checkpoint, and the errors of newer checkpoints."""
-    faults = []
+    errors = []
     for candidate in reversed(found):
         try:
             verify(candidate.path)
         except CheckpointError as error:
-            faults.append(error)
+            errors.append(error)
         else:
-            return candidate.path, faults
-    return None, faults
+            return candidate.path, errors
+    return None, errors
 
 
 # ---------------------------------------------------------------------- locking

@@ -164,11 +164,11 @@ def verify(folder: Path) -> Manifest:
     """
     for _ in range(_LOOKS):
         manifest = read_manifest(folder)
-        fault = _fault_in(folder, manifest)
-        if fault is None:
+        damage = _fault_in(folder, manifest)
+        if damage is None:
             return manifest
         if read_manifest(folder) == manifest:
-            raise fault
+            raise damage
     raise CheckpointError(
         f"the checkpoint was replaced {_LOOKS} times while it was read",
         where=shown(str(folder)),

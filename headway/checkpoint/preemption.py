@@ -188,7 +188,7 @@ class Preemption:
 
         project = self._checkpoints.project_folder("resume")
         meet("resume()")
-        self._checkpoints.wait_for_checkpoint()  # else it would be taken for what a killed run left
+        self._checkpoints.wait_for_checkpoint()  # else it would look like a leftover
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
@@ -424,7 +424,7 @@ def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:
     """Log a note if a resumed run finishes successfully without an optimizer step."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
     if progress.num_trained == num_trained and not has_failed:
-        log(f"note: nothing was left to train: no optimizer step after the resume from {path}")
+        log(f"note: nothing was left to train: no optimizer step since resuming from {path}")
 
 
 def _start_of(run: ResumedRun, project: Path) -> str:
@@ -459,17 +459,17 @@ def _select_checkpoint(
         return None, []
     if not fall_back:
         return str(found[-1].path), []
-    whole, faults = newest_complete(found)
-    if whole is None and candidates(project) != there:  # another run has removed these
+    whole, errors = newest_complete(found)
+    if whole is None and candidates(project) != there:  # removed by another run
         return _select_checkpoint(settings, project, fall_back)
     if whole is None:
         raise CheckpointError(
             f"all {len(found)} checkpoints are damaged: "
-            + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(faults)),
+            + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(errors)),
             where=str(project),
             fix="move them away to start from the beginning",
         )
-    return str(whole), [f"skipped: {fault.what} ({fault.where})" for fault in _problems(faults)]
+    return str(whole), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
 
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
@@ -480,8 +480,8 @@ def _tracked_runs(checkpoint: Path) -> dict[str, str]:
     return runs
 
 
-def _problems(faults: list[CheckpointError]) -> list[Problem]:
-    return [fault.problems[0] for fault in faults]
+def _problems(errors: list[CheckpointError]) -> list[Problem]:
+    return [error.problems[0] for error in errors]
 
 
 def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:

@@ -170,8 +170,8 @@ class Agreement:
         mine = (int(request), int(is_due), following) if rank == 0 else (int(request), 0, 0)
         if size > 1:
             has_cpu = group_backend(_CPU) is not None
-            told = torch.tensor(mine, device=_CPU if has_cpu else self._device)
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-            mine = tuple(told.tolist())
+            reduced = torch.tensor(mine, device=_CPU if has_cpu else self._device)
+            dist.all_reduce(reduced, dist.ReduceOp.MAX)
+            mine = tuple(reduced.tolist())
         self.next_at = unit + mine[2]
         return StopRequest(mine[0]), bool(mine[1])

@@ -82,7 +82,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if odd:
         raise CheckpointError(
             f"{name} is {odd}, which cannot be saved",
-            where="the state_dict() that it comes from",
+            where="the state_dict() that returns it",
             fix="return dense tensors with data from state_dict(), such as its components",
         )
     return tensor
@@ -119,7 +119,7 @@ def _too_deep(name: str) -> CheckpointError:
     return CheckpointError(
         f"{name[:_LONGEST_NAME]}... cannot be saved: it is nested more than {_DEEPEST} deep or"
         " contains itself",
-        where="the state_dict() that it comes from",
+        where="the state_dict() that returns it",
         fix="return a flatter value without cycles from state_dict()",
     )
 
@@ -141,7 +141,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
         return {"array": _add(torch.from_numpy(contiguous), name, tensors)}
     raise CheckpointError(
         f"{name} is {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",
-        where="the state_dict() that it comes from",
+        where="the state_dict() that returns it",
         fix="return only tensors, numbers, strings, lists, tuples and dicts from state_dict(), and"
         " rebuild the object from them in load_state_dict()",
     )

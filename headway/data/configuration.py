@@ -99,7 +99,7 @@ def merged_configuration(
         raise UsageError(
             f"both global_batch_size={size} and split_batches=True define a loader's batch size",
             where="the script's Accelerator(...)",
-            fix="pass global_batch_size alone",
+            fix="pass only global_batch_size",
         )
     return replace(config, split_batches=True)
 

@@ -83,7 +83,7 @@ def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...
 def _whole(
     sizes: tuple[int, ...], num_ranks: int, size: int
 ) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Give each rank a whole batch; `size` is the usual size of a batch."""
+    """Assign a batch to each rank; `size` is the usual batch size."""
     is_even = len(sizes) == num_ranks and len(set(sizes)) == 1
     batch = GlobalBatch(sum(sizes), sum(sizes), size * len(sizes), () if is_even else sizes)
     return _slices(sizes), batch

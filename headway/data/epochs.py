@@ -42,7 +42,7 @@ class Pass:
 
     @property
     def following(self) -> Place:
-        """The beginning of the next epoch."""
+        """The start of the next epoch."""
         owner, place = self.owner, self.place
         first = owner.draws.first if place.is_new else place.first
         given = min(place.taken.batches + self.rounds * owner.num_batches, len(self.sums))
@@ -51,7 +51,7 @@ class Pass:
 
 
 class Epochs:
-    """The epochs of a loader."""
+    """Tracks the epochs of a loader and its position."""
 
     def __init__(self, run: LoaderSet, draws: Draws, num_batches: int, batch_size: int) -> None:
         self.run, self.draws = run, draws
@@ -64,7 +64,7 @@ class Epochs:
         self.num_begun = 0  # passes outside of loops in the current epoch of `run.epochs`
         self.over: list[int] = []  # ordinals of those that are completed epochs
         self._samples = 0  # in completed epochs
-        self._is_left_within = False  # whether the latest epoch was left before its end
+        self._is_left_within = False  # whether the latest epoch ended early
         self._left_after = 0  # batches in the latest epoch that ended early
         self._num_compared = 2  # epochs ended early since resuming within one
 

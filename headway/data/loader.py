@@ -227,7 +227,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             epochs.place = current.following  # the epoch had no batches left
             yield from self._batches(line)
 
-    # ------------------------------------------------------------------ how a pass begins
+    # ------------------------------------------------------------------ starting a pass
 
     def _begin_pass(self, line: str) -> Pass:
         """Begin the next pass, and call `set_epoch()` where present."""

@@ -60,7 +60,7 @@ class DueCheckpoint:
         return True
 
     def note_leader(self) -> None:
-        """Update the leading loop: one over the leading loader, or the first that asked."""
+        """Update the leading loop: over the leading loader, or the first that asked."""
         asked = [pass_ for pass_ in self.asked.values() if pass_.rounds and not pass_.is_over]
         self.asked.clear()
         if not asked:
@@ -76,7 +76,7 @@ class DueCheckpoint:
 
     def ask(self, pass_: Pass) -> None:
         """Save the due checkpoint if it waits for this pass, which requests a batch."""
-        steps = (pass_, *self._step)  # one may be exhausted, such as the shorter loader of a zip
+        steps = (pass_, *self._step)  # a pass may be exhausted, such as the shorter in a zip
         if pass_ in self._waiting and all(each.is_over or not each.is_complete for each in steps):
             self.take()
 
@@ -123,7 +123,7 @@ class LoaderSet:
         self._resumed_at = progress.num_trained
         self._reported: set[str] = set()
 
-    # ------------------------------------------------------------------ where a pass begins
+    # ------------------------------------------------------------------ passes
 
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> Pass:
         """Begin a pass at the loader's place; within a loop over it, at that epoch's start.
@@ -198,7 +198,7 @@ class LoaderSet:
         self._trained, self.checkpoint.again = self.progress.num_trained, None
         self._closed.clear()
 
-    # ------------------------------------------------------------------ a resumed run
+    # ------------------------------------------------------------------ resuming
 
     def resume(
         self, restore: Callable[[], object], counted: list[Any], *, has_trained: bool

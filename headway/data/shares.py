@@ -321,8 +321,8 @@ class OwnShare(Share):
                 new -= self._repeats
             has_more = getattr(self._source.ahead, "has_more", False)
             own = f"{new} {batch is not NoBatch:d} {has_more:d}"
-            told = [map(int, line.split()) for line in meet(LOOP, own) or [own] * self._num_ranks]
-            shares, have_batches, have_more = zip(*told, strict=True)
+            rows = [map(int, line.split()) for line in meet(LOOP, own) or [own] * self._num_ranks]
+            shares, have_batches, have_more = zip(*rows, strict=True)
             self.has_more = any(have_more)
             if not any(have_batches):
                 return

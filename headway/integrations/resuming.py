@@ -73,19 +73,19 @@ def select_start(
     """
     _trainings[str(folder.absolute())] += 1
     number = _trainings[str(folder.absolute())]
-    anew = TrainerSave("", job_of() or str(run.began_at), number)
+    upcoming = TrainerSave("", job_of() or str(run.began_at), number)
     if given not in (None, False):
-        return TrainingStart(anew, str(given))
+        return TrainingStart(upcoming, str(given))
     listed = [entry for entry in read_list(folder) if is_complete(Path(entry.path))]
     own = [entry for entry in listed if entry.number == number]
-    why = f"job {anew.owner} was requeued" if is_requeued() else ""
+    why = f"job {upcoming.owner} was requeued" if is_requeued() else ""
     why = "the ranks were restarted" if is_restart() else why
-    saved = [entry for entry in own if entry.owner == anew.owner]
+    saved = [entry for entry in own if entry.owner == upcoming.owner]
     if why and saved:
-        return TrainingStart(anew, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
+        return TrainingStart(upcoming, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
     if run.resume is None:
         line = f"{why} before it had saved: starting from the beginning" if why else ""
-        return TrainingStart(anew, None, line)
+        return TrainingStart(upcoming, None, line)
     if run.resume not in NEWEST:
         own = _named(run, Path(run.resume), is_complete) if number == 1 else []
     elif not listed and run.resume != IF_ANY:
@@ -96,8 +96,8 @@ def select_start(
             " without a checkpoint; to resume from one saved without Headway, use --resume FOLDER",
         )
     if own:
-        return TrainingStart(anew, own[-1].path, f"resuming from {own[-1].path}")
-    return TrainingStart(anew, None, f"no checkpoint in {folder}: starting from the beginning")
+        return TrainingStart(upcoming, own[-1].path, f"resuming from {own[-1].path}")
+    return TrainingStart(upcoming, None, f"no checkpoint in {folder}: starting from the beginning")
 
 
 def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[TrainerSave]:

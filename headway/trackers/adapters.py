@@ -143,7 +143,7 @@ class WandBTracker(PackageRunTracker):
     """Logs to a wandb run.
 
     Args:
-        run_name: wandb's project.
+        run_name: the wandb project.
         kwargs: passed to `wandb.init`.
     """
 
@@ -175,7 +175,7 @@ class TrackioTracker(PackageRunTracker):
     """Logs to a trackio run.
 
     Args:
-        run_name: trackio's project.
+        run_name: the trackio project.
         kwargs: passed to `trackio.init`.
     """
 
