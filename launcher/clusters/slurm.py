@@ -253,10 +253,10 @@ def run_step(step: Step) -> NoReturn:
 
 
 def _check_number(allocation: Allocation, settings: Settings) -> None:
-    there, asked = len(allocation.nodes), settings.num_machines
-    if asked > there:
+    available, requested = len(allocation.nodes), settings.num_machines
+    if requested > available:
         raise ConfigError(
-            f"num_machines is {asked}, but this job has {there}",
+            f"num_machines is {requested}, but this job has {available}",
             where=settings.where("num_machines"),
             fix="remove num_machines: it defaults to the number of the job's machines",
         )

@@ -268,11 +268,11 @@ class Coordinator:
 
     def _missing(self) -> str:
         """Describe the machines that have not joined yet; empty if none is missing."""
-        there = {machine.rank for machine in self.machines.values()}
-        if self._least < self._most or None in there:
-            lacking = self._least - len(self.machines)
-            return f"{lacking} more machine{'s' * (lacking > 1)}" if lacking > 0 else ""
-        missing = [rank for rank in range(self._most) if rank not in there]
+        joined = {machine.rank for machine in self.machines.values()}
+        if self._least < self._most or None in joined:
+            num_missing = self._least - len(self.machines)
+            return f"{num_missing} more machine{'s' * (num_missing > 1)}" if num_missing > 0 else ""
+        missing = [rank for rank in range(self._most) if rank not in joined]
         return f"machine {ranges(missing)} of {self._most}" if missing else ""
 
     def _advance(self, now: float) -> None:
@@ -364,11 +364,11 @@ class Coordinator:
             m.ready = m.failure = m.left = None
             m.has_ranks, m.is_done = True, False
             address = m.address or own_address
-            told = messages.StartRound(
+            start = messages.StartRound(
                 self._round, rank, len(machines), self.num_restarts, address, store_port, m.notes
             )
             m.notes = ()
-            self.outbox.append((m.peer, told))
+            self.outbox.append((m.peer, start))
 
     def _note_failure(self, machine: MachineState, failed: messages.Failed, now: float) -> None:
         if failed.is_final:

@@ -211,14 +211,14 @@ class Hub:
     def _send_all(self) -> None:
         while self._coordinator.outbox:
             pending, self._coordinator.outbox = self._coordinator.outbox, []
-            there = [
+            sendable = [
                 (number, message)
                 for number, message in pending
                 if number in self.peers and not self.peers[number].is_refused
             ]
-            for number, message in there:
+            for number, message in sendable:
                 self.peers[number].connection.put(message)
-            for number in dict.fromkeys(number for number, _ in there):
+            for number in dict.fromkeys(number for number, _ in sendable):
                 with suppress(OSError):  # the next read reports the loss
                     self.peers[number].connection.flush_watched(self._selector)
 

@@ -178,7 +178,7 @@ class MachinesRendezvous(Rendezvous):
     def restarts_after(self, describe: Callable[[], messages.Failed | None]) -> bool:
         member = self._member
         assert member is not None
-        told: messages.Failed | None = None
+        sent: messages.Failed | None = None
         began = time.monotonic()
         while not member.wait(lambda: member.restart is not None, connect.CHECK_EVERY_S):
             if member.stopping is not None:
@@ -188,8 +188,8 @@ class MachinesRendezvous(Rendezvous):
             within_s = self._timeout_s * failed.suspicion + _DECISION_WITHIN_S
             if member.is_over or time.monotonic() > began + within_s:
                 break
-            if told is None or (failed.cause, failed.suspicion) != (told.cause, told.suspicion):
-                told = failed
+            if sent is None or (failed.cause, failed.suspicion) != (sent.cause, sent.suspicion):
+                sent = failed
                 member.send(failed._replace(machine=self.machine, host=socket.gethostname()))
         with suppress(RunEnded):
             self._poll()

@@ -81,11 +81,11 @@ def _threads(plan: LaunchPlan) -> Variables:
 
 def _hidden_gpus(plan: LaunchPlan) -> Variables:
     """Hide the GPUs from a script on the CPU, which may detect them itself."""
-    machine, there = plan.machine, kind_of(plan.machine.gpu_kind)
+    machine, gpu = plan.machine, kind_of(plan.machine.gpu_kind)
     may_have_gpus = (machine.gpus or machine.has_driver) and not machine.is_hidden
-    if plan.settings.device != "cpu" or not may_have_gpus or there.empty_mask is None:
+    if plan.settings.device != "cpu" or not may_have_gpus or gpu.empty_mask is None:
         return {}
-    hidden = there.empty_mask if machine.mask_variable == there.mask else "-1"
+    hidden = gpu.empty_mask if machine.mask_variable == gpu.mask else "-1"
     return {machine.mask_variable: _from(plan.settings, "device", hidden)}
 
 

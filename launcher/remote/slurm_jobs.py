@@ -170,15 +170,15 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
     the job, or its output cannot be read.
     """
     state = state_of(job)
-    read_bytes, said, pause_s = 0, "", _LEAST_S
+    read_bytes, logged, pause_s = 0, "", _LEAST_S
     times_missed = 0
     ended_before = False
     while True:
         read_bytes += copy_new(state.log, read_bytes, write)
         waits_for = state.reason if state.name == _PENDING else ""
-        if waits_for not in (said, "None"):
+        if waits_for not in (logged, "None"):
             log(f"job {job} is pending: {waits_for}" if waits_for else f"job {job} has started")
-            said, pause_s = waits_for, _LEAST_S
+            logged, pause_s = waits_for, _LEAST_S
         if state.has_ended and ended_before:  # twice: a requeued job also ends for a moment
             if not os.path.exists(state.log):
                 log(f"the output of job {job} was not found: {_missing(state.log)}")
