@@ -10,7 +10,7 @@ from importlib import import_module
 
 from headway._version import __version__ as __version__
 
-TYPE_CHECKING = False  # as in typing, whose import takes longer than all that is imported here
+TYPE_CHECKING = False  # importing it from typing would take longer than all imports here
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.compat.forwarding import replace_accelerate as replace_accelerate
@@ -67,7 +67,7 @@ __all__ = sorted([*_HOMES, "__version__"])
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        from headway.migration.topics import raise_missing  # only for names that are not here
+        from headway.migration.topics import raise_missing  # only for missing names
 
         raise_missing("", name, __name__)
     return getattr(import_module(_HOMES[name]), name)

@@ -6,7 +6,7 @@ import sys
 
 
 def run() -> None:
-    """Run this process's command line; Ctrl-C is reported also while the imports take place."""
+    """Run the command line; report Ctrl-C also during imports."""
     gc.disable()  # until the subcommand is imported
     try:
         from headway.commands.main import run_command
@@ -20,6 +20,6 @@ def run() -> None:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        # as for the command: no file of the working folder shadows a module
+        # as for the `headway` command: files in the working directory must not shadow modules
         sys.path[0] = os.path.dirname(sys.executable)
     run()

@@ -1,4 +1,4 @@
-"""The object that training scripts use: every method names the part that does the work."""
+"""The `Accelerator` that training scripts use: each method delegates to one of its parts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from headway.training.training import Training
 
 
 class Parts(NamedTuple):
-    """What an Accelerator consists of; each part owns its state, and knows those before it at most.
+    """Components of an Accelerator; each owns its state and may use only the components before it.
 
-    For code that builds on Headway: other than the Accelerator's, these names may change.
+    For code that builds on Headway: unlike the Accelerator's own names, these may change.
     """
 
     training: Training
@@ -67,64 +67,64 @@ class Parts(NamedTuple):
 
 
 PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
-"""How a kind of Accelerator differs: what prepares objects, and which arguments it takes."""
+"""The Preparer class of a kind of Accelerator, and the function that checks its arguments."""
 
 
 @checks(but=("accumulate", "backward", "checkpoint", "log", "unwrap_model"))
 class Accelerator(Process):
-    """Prepare a training script for one process or many; names and meanings are Accelerate's.
+    """Run a training script on one or more processes; names and semantics are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
-    or variable (one line on stderr says so) and may not contradict a flag. Under plain python or
-    torchrun the device is the best one there, the precision `no`, the accumulation 1.
+    or variable (logged to stderr) and must not contradict a flag. Under plain python or torchrun
+    the defaults are the best available device, precision `no` and no gradient accumulation.
 
     Args:
         device_placement: move models and batches to `device`.
-        split_batches: the loaders' batch_size is that of all ranks together, not of each.
-        mixed_precision: `no`, `fp16`, `bf16`, or an instance of a Precision of your own.
-        gradient_accumulation_steps: micro-batches in one optimizer step.
-        cpu: use the CPU, even where there is a GPU.
+        split_batches: the loaders' batch_size is the total over all ranks, not per rank.
+        mixed_precision: `no`, `fp16`, `bf16`, or an instance of a custom Precision.
+        gradient_accumulation_steps: number of micro-batches per optimizer step.
+        cpu: use the CPU even if a GPU is available.
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
         dataloader_config: how prepared loaders shard their data.
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a
-            LoggerType or an instance of a GeneralTracker; `all` is all installed.
-        project_dir: the folder of the trackers' files and of checkpoints.
-        project_config: a ProjectConfiguration: names of checkpoints, and how many are kept.
-        resume_from: the checkpoint that `resume()` loads: "latest", its path, or the folder of a
-            project, for its newest.
-        seed: from 0 to 2**32 - 1, for a run that can be repeated: `set_seed(seed)` is called here,
-            prepared loaders shuffle by it and the epoch (or by `data_seed`), and the random
-            augmentation of a sample follows from it, the epoch and the sample's number alone,
-            whatever rank, worker or restart loads it; see the page on checkpoints.
-        global_batch_size: samples in an optimizer step. Prepared loaders get the batch size that
-            this means for the ranks and `gradient_accumulation_steps` of the run.
+            LoggerType or a GeneralTracker instance; `all` selects all that are installed.
+        project_dir: the folder for the trackers' files and for checkpoints.
+        project_config: a ProjectConfiguration, such as checkpoint naming and `total_limit`.
+        resume_from: the checkpoint that `resume()` loads: "latest", the path of a checkpoint, or a
+            project folder, whose newest checkpoint is loaded.
+        seed: 0 to 2**32 - 1, for a reproducible run: calls `set_seed(seed)`, seeds the shuffling of
+            prepared loaders together with the epoch (unless `data_seed` is set), and makes random
+            augmentation of a sample depend only on the seed, the epoch and the sample's index, not
+            on the rank, worker or restart that loads it; see the page on checkpoints.
+        global_batch_size: samples per optimizer step. Sets the batch size of prepared loaders
+            according to the run's number of ranks and `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
-        gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
-        rng_types: the random generators that rank 0 sends to all ranks at the start of each epoch
-            of a prepared loader: `torch`, `cuda`, `xpu`, `generator` (those of samplers, which are
-            always sent). None: `generator` alone.
+        gradient_accumulation_plugin: replaces `gradient_accumulation_steps`.
+        rng_types: the random generators whose state rank 0 broadcasts at the start of each epoch of
+            a prepared loader: `torch`, `cuda`, `xpu`, `generator` (the samplers' generators, which
+            are always broadcast). None: `generator` only.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
             DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
-            ProfileKwargs. One for a part that this run does not use has nothing to do.
-        dynamo_backend: compile models with this backend of torch.compile, such as "inductor".
-        dynamo_plugin: in place of `dynamo_backend`.
-        strategy: how several ranks share a model: `ddp`, a copy each; `fsdp`, a part of each
-            parameter; `hsdp`, parts on `shard_size` ranks, and copies of those; `auto` is ddp.
-            Or an instance of a Strategy of your own.
-        shard_size: ranks that hold the parts of one copy, with `hsdp`.
-        wrap: the units that are gathered at a time: `auto` for the blocks that the model repeats,
-            class names, or the smallest number of parameters.
-        activation_checkpointing: compute activations of each unit again in the backward pass.
-        cpu_offload: keep the parts of parameters, gradients and optimizer states on the CPU.
-        forward_methods: names of methods that use weights, and do not call `forward()` alone, of
-            models that ranks share; `generate` needs no mention.
-        fsdp_plugin: a FullyShardedDataParallelPlugin, in place of the five before.
-        unsupported: Accelerate's other arguments are refused, unless they are None.
+            ProfileKwargs. A handler for a part that this run does not use has no effect.
+        dynamo_backend: compile models with this torch.compile backend, such as "inductor".
+        dynamo_plugin: replaces `dynamo_backend`.
+        strategy: how ranks share a model: `ddp` replicates it; `fsdp` shards each parameter over
+            all ranks; `hsdp` shards over `shard_size` ranks and replicates the shards; `auto` is
+            `ddp`. Or an instance of a custom Strategy.
+        shard_size: the number of ranks that one replica is sharded over, with `hsdp`.
+        wrap: the units to all-gather at a time: `auto` for the model's repeated blocks, class
+            names, or a minimum number of parameters.
+        activation_checkpointing: recompute the activations of each unit in the backward pass.
+        cpu_offload: keep sharded parameters, gradients and optimizer states on the CPU.
+        forward_methods: names of methods other than `forward()` that use the weights of a sharded
+            or replicated model directly; `generate` is always included.
+        fsdp_plugin: a FullyShardedDataParallelPlugin; replaces the previous five arguments.
+        unsupported: Accelerate's other arguments raise UsageError unless they are None.
 
     Raises:
-        UsageError: an argument is impossible, unknown, or contradicts a flag.
-        MachineError: this machine does not have the device or precision.
-        LaunchError: the ranks cannot form a group.
+        UsageError: an argument is invalid or unknown, or contradicts a flag.
+        MachineError: the device or precision is not available on this machine.
+        LaunchError: the ranks cannot form a process group.
 
     Examples:
         >>> import torch
@@ -136,11 +136,11 @@ class Accelerator(Process):
         >>> accelerator.backward(model(torch.ones(4, 2)).mean())
         >>> optimizer.step()
 
-        Examples of the methods start with `import torch` and `accelerator = Accelerator(cpu=True)`,
-        on one rank.
+        The methods' examples assume `import torch` and `accelerator = Accelerator(cpu=True)` on one
+        rank.
     """
 
-    part_types: PartTypes = (Preparer, lambda arguments: arguments)  # headway.compat has others
+    part_types: PartTypes = (Preparer, lambda arguments: arguments)  # headway.compat overrides it
 
     def __init__(
         self,
@@ -217,16 +217,16 @@ class Accelerator(Process):
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, data loaders and schedulers; return them in the same order.
 
-        One argument gives the object itself, several a tuple. An object of another kind, or one
-        that is prepared already, is returned as it is. What another Accelerator has prepared
-        follows this one from now on.
+        A single argument returns the object itself, several return a tuple. Objects of other types
+        and objects that are already prepared are returned unchanged. Objects prepared by another
+        Accelerator use this one from now on.
 
         Args:
-            args: torch's objects, or those of classes derived from torch's.
-            device_placement: for each argument, whether it is moved to `device`.
+            args: torch objects, or instances of subclasses of torch's classes.
+            device_placement: for each argument, whether to move it to `device`.
 
         Raises:
-            UsageError: a model is spread over several devices, a scheduler's optimizer has not been
+            UsageError: a model spans several devices, a scheduler's optimizer has not been
                 prepared, or a loader cannot be sharded.
 
         Examples:
@@ -245,12 +245,12 @@ class Accelerator(Process):
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> Any:
-        """Prepare one model, as `prepare` does; an object of another kind raises UsageError.
+        """Prepare one model, as `prepare` does; other types raise UsageError.
 
         Args:
-            device_placement: whether it is moved to `device`; None is the Accelerator's setting.
-            evaluation_mode: the model will not be trained: it computes in the precision and is
-                compiled, but its ranks exchange nothing.
+            device_placement: whether to move it to `device`; None uses the Accelerator's setting.
+            evaluation_mode: prepare the model for inference: mixed precision and compilation
+                apply, but gradients are not synchronized.
 
         Examples:
             >>> teacher = accelerator.prepare_model(torch.nn.Linear(2, 1), evaluation_mode=True)
@@ -264,9 +264,9 @@ class Accelerator(Process):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
-        """Prepare one optimizer, as `prepare` does; an object of another kind raises UsageError.
+        """Prepare one optimizer, as `prepare` does; other types raise UsageError.
 
-        `device_placement` has no effect: an optimizer's state is where its weights are.
+        `device_placement` has no effect: an optimizer's state is on the device of its parameters.
         """
         preparer = self.parts.preparer
         return preparer.prepare_object(preparer.make_optimizer, optimizer, device_placement)
@@ -274,9 +274,9 @@ class Accelerator(Process):
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
-        """Prepare one data loader, as `prepare` does; an object of another kind raises UsageError.
+        """Prepare one data loader, as `prepare` does; other types raise UsageError.
 
-        `device_placement` says whether batches are moved to `device`, as in `prepare_model`.
+        `device_placement` controls whether batches are moved to `device`, as in `prepare_model`.
 
         Examples:
             >>> loader = torch.utils.data.DataLoader(range(3), batch_size=2)
@@ -287,7 +287,7 @@ class Accelerator(Process):
         return preparer.prepare_object(preparer.make_loader, data_loader, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler | PreparedScheduler) -> Any:
-        """Prepare one scheduler, as `prepare` does; an object of another kind raises UsageError.
+        """Prepare one scheduler, as `prepare` does; other types raise UsageError.
 
         Examples:
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
@@ -301,9 +301,9 @@ class Accelerator(Process):
         return preparer.prepare_object(preparer.make_scheduler, scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Release all prepared objects and their memory, and restart gradient accumulation.
+        """Release all prepared objects and their memory, and reset gradient accumulation.
 
-        Return a None for each of `objects`. `clear` is another name of this method.
+        Returns one None per object in `objects`. `clear` is an alias of this method.
 
         Examples:
             >>> model, batch = accelerator.prepare(torch.nn.Linear(2, 1)), torch.ones(4, 2)
@@ -342,7 +342,7 @@ class Accelerator(Process):
 
     @property
     def rng_types(self) -> list[RNGType]:
-        """The random generators that all ranks get from rank 0 at each pass over a loader."""
+        """The random generators that rank 0 broadcasts at the start of each epoch of a loader."""
         return self.parts.preparer.rng_types
 
     @rng_types.setter
@@ -351,7 +351,7 @@ class Accelerator(Process):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders that are prepared from now on shard their data."""
+        """How loaders shard their data; changes apply to loaders prepared afterwards."""
         return self.parts.preparer.data
 
     @dataloader_config.setter
@@ -360,7 +360,7 @@ class Accelerator(Process):
 
     @property
     def even_batches(self) -> bool:
-        """See `DataLoaderConfiguration`; a script may change it."""
+        """See `DataLoaderConfiguration`; can be assigned."""
         return self.parts.preparer.data.even_batches
 
     @even_batches.setter
@@ -377,10 +377,10 @@ class Accelerator(Process):
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None
     ) -> AbstractContextManager[Any]:
-        """Return the context in which operations outside a prepared model use the precision.
+        """Return an autocast context for operations outside a prepared model.
 
-        `autocast_handler` replaces the Accelerator's; `AutocastKwargs(enabled=False)` goes back to
-        fp32.
+        `autocast_handler` overrides the Accelerator's; `AutocastKwargs(enabled=False)` switches
+        back to fp32.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
@@ -394,19 +394,19 @@ class Accelerator(Process):
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
     ) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward().
+        """Accumulate the gradients of `loss` / gradient_accumulation_steps.
 
         Args:
-            loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
-            num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
-                of an optimizer step are then those of the mean over all tokens of all its
-                micro-batches and ranks, as of one large batch. While gradients accumulate, all
-                micro-batches of the step need it, each in its only backward pass.
+            loss: the mean over the micro-batch; with `num_tokens`, the sum over its tokens.
+            num_tokens: number of tokens that `loss` sums over on this rank, at least 0. The
+                gradients of an optimizer step are then those of the mean over all tokens of all its
+                micro-batches and ranks, as for one large batch. With gradient accumulation, every
+                micro-batch of the step must pass it, and call backward once.
+            kwargs: passed to `loss.backward()`.
 
         Raises:
-            UsageError: `num_tokens` with a loss of several elements, with a `gradient`, under
-                `no_sync()`, or, while gradients accumulate, for one of several backward passes of
-                a micro-batch.
+            UsageError: `num_tokens` was passed with a loss of several elements, with a `gradient`,
+                under `no_sync()`, or with several backward passes per accumulated micro-batch.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))
@@ -424,9 +424,9 @@ class Accelerator(Process):
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch: every n-th, and the last of a loader, completes an optimizer step.
 
-        The context that is returned is for the forward and backward pass of `models`, or of all
-        prepared models. The last step of an epoch may have fewer than n micro-batches; each still
-        counts 1/n.
+        Run the forward and backward pass of `models`, or of all prepared models, in the returned
+        context. The last step of an epoch may have fewer than n micro-batches; each still has
+        weight 1/n.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -441,14 +441,14 @@ class Accelerator(Process):
         return self.parts.steps.accumulate(models)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank."""
+        """Return a context in which gradients of `model` are not synchronized across ranks."""
         return self.parts.steps.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
+        """Return a context whose backward pass synchronizes gradients inside `no_sync`.
 
-        For several forward passes under `no_sync(model)`, the backward pass of the last of which
-        exchanges the gradients of all. It does nothing with one rank.
+        Use it for the last of several backward passes under `no_sync(model)`; it synchronizes the
+        gradients of all of them. It has no effect with one rank.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -466,9 +466,9 @@ class Accelerator(Process):
         """Allow ranks to have different numbers of batches; see torch's Join.
 
         Args:
-            joinables: prepared models, and other `torch.distributed.algorithms.Joinable`.
-            even_batches: in the block, in place of the Accelerator's setting; with False each rank
-                gets the batches that there are.
+            joinables: prepared models, and other `torch.distributed.algorithms.Joinable` objects.
+            even_batches: overrides the Accelerator's setting inside the block; with False no
+                samples are repeated to give each rank the same number of batches.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -482,7 +482,7 @@ class Accelerator(Process):
         self.parts.steps.set_trigger()
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check. All must call it.
+        """Return whether any rank called `set_trigger()` since the last check; a collective call.
 
         Examples:
             >>> accelerator.set_trigger()
@@ -494,9 +494,9 @@ class Accelerator(Process):
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
     ) -> None:
-        """Divide gradients by fp16's loss scale, once for each step; else there is nothing to do.
+        """Divide gradients by fp16's loss scale, once per step; a no-op in other precisions.
 
-        `optimizer` is one or several, whose gradients they are; None means all that are prepared.
+        `optimizer` is one or more optimizers to unscale; None unscales all prepared optimizers.
 
         Examples:
             >>> accelerator.unscale_gradients()  # before the script reads or changes gradients
@@ -506,14 +506,14 @@ class Accelerator(Process):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradients' norm, unless gradients accumulate, and return what it was.
+        """Clip the gradient norm, except in accumulation steps; return the norm before clipping.
 
         Args:
-            max_norm: the largest norm of all gradients together.
-            norm_type: 2 is the Euclidean norm; `inf` the largest absolute value.
+            max_norm: the maximum total norm of the gradients.
+            norm_type: the p of the p-norm; `inf` for the infinity norm.
 
         Returns:
-            The norm before, without fp16's loss scale; a tensor of shape [].
+            The norm before clipping, unscaled in fp16; a tensor of shape [].
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))
@@ -526,7 +526,7 @@ class Accelerator(Process):
         return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
+        """Clip each gradient to [-clip_value, clip_value], except in accumulation steps.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -540,10 +540,10 @@ class Accelerator(Process):
     def profile(
         self, profile_handler: ProfileKwargs | None = None
     ) -> AbstractContextManager[torch.profiler.profile]:
-        """Profile the block; with `output_trace_dir`, all ranks' traces are there at its end.
+        """Profile the block; with `output_trace_dir`, write the traces of all ranks at its end.
 
-        The context gives a `torch.profiler.profile`; call its `step()` after each step where there
-        is a schedule. `profile_handler` replaces the one in `kwargs_handlers`.
+        The context yields a `torch.profiler.profile`; if it has a schedule, call its `step()` after
+        each step. `profile_handler` overrides the ProfileKwargs in `kwargs_handlers`.
 
         Examples:
             >>> from headway import ProfileKwargs
@@ -557,9 +557,9 @@ class Accelerator(Process):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are due: optimizers step, and ranks exchange gradients.
+        """Whether gradients are synchronized and optimizers step in this micro-batch.
 
-        A script that accumulates by itself may change it.
+        Scripts that implement their own accumulation may assign it.
         """
         return self.parts.training.accumulation.sync_gradients
 
@@ -569,12 +569,12 @@ class Accelerator(Process):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
+        """Whether an optimizer skipped its last step because fp16 gradients overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self.parts.training.optimizers)
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """The number of micro-batches in one optimizer step; a script may change it."""
+        """The number of micro-batches per optimizer step; can be assigned."""
         return self.parts.training.accumulation.steps
 
     @gradient_accumulation_steps.setter
@@ -589,7 +589,7 @@ class Accelerator(Process):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What adapts fp16's loss scale; None in other precisions."""
+        """The fp16 gradient scaler; None in other precisions."""
         return self.parts.training.precision.scaler
 
     # ------------------------------------------------------------------ models: Training
@@ -600,7 +600,7 @@ class Accelerator(Process):
         keep_fp32_wrapper: bool = True,
         keep_torch_compile: bool = True,
     ) -> torch.nn.Module:
-        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
+        """Return the model that was passed to `prepare`, without its distributed wrapper.
 
         See `headway.utils.extract_model_from_parallel`.
 
@@ -612,11 +612,11 @@ class Accelerator(Process):
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def empty_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are made without memory for their weights.
+        """Return a context in which models are created without allocating their weights.
 
-        Only where the strategy shards them: `prepare` then initialises one unit after the other by
-        the `reset_parameters()` of its modules, or takes what rank 0 has loaded since. With other
-        strategies models are made as ever.
+        Applies only to strategies that shard models: `prepare` then initializes one unit at a time
+        with its modules' `reset_parameters()`, or uses the weights that rank 0 has loaded since.
+        With other strategies models are created as usual.
 
         Examples:
             >>> with accelerator.empty_init():
@@ -628,10 +628,10 @@ class Accelerator(Process):
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Return a context with the model as it was before `prepare`, whose weights are whole here.
+        """Return a context with the unwrapped model and its full, unsharded weights.
 
-        Where the model is sharded, every rank has to enter the context, and what is written to the
-        weights in it is lost.
+        If the model is sharded, every rank must enter the context, and changes made to the weights
+        inside it are discarded.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -645,9 +645,9 @@ class Accelerator(Process):
             yield inner
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of any model. Call it on every rank: each may hold a part of it.
+        """Return the full state dict of any model; a collective call.
 
-        With `unwrap`, the names are those of the weights in the model itself, without wrappers.
+        With `unwrap`, the keys are those of the unwrapped model.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -668,18 +668,18 @@ class Accelerator(Process):
     ) -> None:
         """Write the weights of any model on rank 0; every rank must call this.
 
-        The files are those of Hugging Face libraries. Those of an earlier save into the same
-        folder, which is created if need be, are removed.
+        Uses the file names of Hugging Face libraries. Creates the folder if necessary, and removes
+        the files of an earlier save from it.
 
         Args:
-            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
-                "5MiB" (2**20 bytes). A larger tensor gets its own file.
-            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
-                torch.save.
+            max_shard_size: the maximum size of a file's tensors in bytes, or a string such as "5MB"
+                (5 * 10**6 bytes) or "5MiB" (5 * 2**20 bytes). A larger tensor gets its own file.
+            safe_serialization: write `model.safetensors` instead of `pytorch_model.bin`
+                (`torch.save`).
 
         Raises:
-            UsageError: `max_shard_size` is not a size, `save_directory` is a file, or a weight has
-                no data (on the meta device).
+            UsageError: `max_shard_size` is not a size, `save_directory` is a file, or a weight is
+                on the meta device.
 
         Examples:
             >>> from pathlib import Path
@@ -700,7 +700,7 @@ class Accelerator(Process):
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False
     ) -> None:
-        """Write `obj` on rank 0, atomically: see `headway.utils.save`.
+        """Write `obj` atomically on rank 0; see `headway.utils.save`.
 
         Examples:
             >>> accelerator.save({"weight": torch.ones(2)}, "model.pt")
@@ -720,32 +720,31 @@ class Accelerator(Process):
         wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
-        """Save the whole training as a checkpoint; return its folder.
+        """Save the full training state as a checkpoint and return its folder.
 
-        It appears once it is complete, and holds models, optimizers, schedulers, the loss scale,
-        registered objects, the positions of prepared loaders, and each rank's random number
-        generators; inside of gradient accumulation also each rank's gradients. An older checkpoint
-        at the same place is replaced in one step; other files in its folder stay.
+        The checkpoint is committed once it is complete. It holds models, optimizers, schedulers,
+        the loss scale, registered objects, the positions of prepared loaders and each rank's random
+        number generators; during gradient accumulation also each rank's gradients. An older
+        checkpoint in the same folder is replaced atomically; other files in the folder are kept.
 
-        Every rank must call it; in a loop over a loader at the end of the body, as what follows
-        there is not part of it. For weights that one rank writes by itself, see `save`.
+        Every rank must call it. Inside a loop over a loader, call it at the end of the body: state
+        that changes later in the iteration is not saved. To write weights on one rank, see `save`.
 
         Args:
-            output_dir: the folder that it becomes, on a disk that all machines share. With
-                `automatic_checkpoint_naming` it has no effect, as in Accelerate: the name is not
-                the script's to choose.
-            safe_serialization: without effect; there is one format, and nothing in it is pickled.
-            allow_pickle: pickle the states of registered objects that hold anything else than
-                values and tensors. `load_state` then needs it, too.
-            wait: False: return once the state is copied to the memory of the CPU, which is kept for
-                the next one; a thread writes the checkpoint, which exists when
-                `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
-                `load_state`, `end_training` and the end of the script wait, too.
+            output_dir: the checkpoint's folder, on a file system that all machines share. Ignored
+                with `automatic_checkpoint_naming`, as in Accelerate.
+            safe_serialization: has no effect; there is one format, which contains no pickles.
+            allow_pickle: pickle the states of registered objects that contain anything other than
+                values and tensors. `load_state` then needs it as well.
+            wait: False: return once the state is copied to CPU memory, which is reused for the next
+                checkpoint; a thread writes it. It is committed by the time `wait_for_checkpoint`
+                returns. The next `save_state` or `load_state`, `end_training` and the end of the
+                script also wait for it.
 
         Raises:
             UsageError: there is no folder to save to, or not every rank calls it.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints remain. Or
-                the one before, which was not waited for, could not be saved; then this one is not.
+            CheckpointError: a rank could not save; raised on all ranks, and older checkpoints are
+                kept. Or the previous save with `wait=False` failed; then nothing is saved.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -766,47 +765,47 @@ class Accelerator(Process):
         map_location: Literal["cpu", "on_device"] | torch.device | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Resume the training that `save_state` saved; the same objects must be prepared.
+        """Load a checkpoint written by `save_state`; the same objects must be prepared.
 
-        The checkpoint is verified in full, and compared with all objects; only then do they change.
-        A loader whose epoch was not complete resumes at its next sample. With another number of
-        ranks than the run that saved it, generators stay as they are.
+        The checkpoint is verified in full and compared with all objects before any of them changes.
+        A loader that was saved in the middle of an epoch resumes at its next sample. If the number
+        of ranks differs from that of the saved run, random number generators are not restored.
 
         Args:
-            input_dir: the folder of the checkpoint. None: the newest, with
+            input_dir: the checkpoint's folder. None loads the newest, with
                 `automatic_checkpoint_naming`.
-            load_kwargs: nothing that it could hold is needed.
-            allow_pickle: load registered objects that were pickled, which can run any code.
-            strict: False: load the weights that both a model and the checkpoint have.
-            map_location: without effect: everything goes where the live objects are.
+            load_kwargs: none are supported.
+            allow_pickle: load registered objects that were pickled, which can run arbitrary code.
+            strict: False: load only the weights that both the model and the checkpoint contain.
+            map_location: has no effect; state is loaded to the device of the live objects.
 
         Raises:
-            UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
-                objects have changed: start the training again.
-            CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
-                on all ranks, and no object has changed, except for what a hook may have done.
+            UsageError: there is no folder to load from. Or a `load_state_dict` failed after some
+                objects had changed: restart the training.
+            CheckpointError: the checkpoint is missing, damaged, malicious or incompatible; raised
+                on all ranks before any object changes, except for changes made by a hook.
         """
         unsupported = {**(load_kwargs or {}), **load_model_func_kwargs}
         reject_unsupported(unsupported, (), "the script's load_state(...)")
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:
-        """Take the checkpoint that `checkpoint` has made due, and wait until the last is written.
+        """Save the checkpoint that `checkpoint` scheduled, and wait until all are written.
 
         Raises:
-            CheckpointError: a rank could not save it; raised on all, and older checkpoints remain.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints are kept.
         """
         self.parts.checkpoints.wait_for_checkpoint()
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include these objects' states, as they are on rank 0, in checkpoints.
+        """Include the state of these objects, taken from rank 0, in checkpoints.
 
         Args:
-            objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
-                tuples and dicts of these, and `load_state_dict(state)`.
+            objects: each with `load_state_dict(state)` and `state_dict()`, which returns tensors,
+                numbers, strings, and lists, tuples and dicts of these.
 
         Raises:
-            UsageError: some have no such methods, and are named; then none is registered.
+            UsageError: an object lacks these methods; none of the objects is registered.
 
         Examples:
             >>> average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 1))
@@ -815,16 +814,16 @@ class Accelerator(Process):
         self.parts.checkpoints.register_for_checkpointing(*objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Make every `save_state` call `hook(models, weights, output_dir)` on every rank.
+        """Register a hook that `save_state` calls on every rank before saving.
 
         Args:
-            hook: gets the models as they were before `prepare`, their state dicts, and the folder
-                in which the checkpoint is being written, to which it may add files. What it leaves
-                in the list `weights` on rank 0 is saved. If models are sharded, it must leave the
-                same names on every rank.
+            hook: called as `hook(models, weights, output_dir)` with the unwrapped models, their
+                state dicts, and the folder in which the checkpoint is being written, to which it
+                may add files. The state dicts that remain in the list `weights` on rank 0 are
+                saved. If models are sharded, the same keys must remain on every rank.
 
         Returns:
-            A handle, whose `remove()` takes the hook away.
+            A handle whose `remove()` removes the hook.
 
         Examples:
             >>> from pathlib import Path
@@ -835,14 +834,14 @@ class Accelerator(Process):
         return self.parts.checkpoints.register_save_state_pre_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Make every `load_state` call `hook(models, input_dir)` on every rank before it loads.
+        """Register a hook that `load_state` calls on every rank before loading.
 
         Args:
-            hook: gets the models as they were before `prepare`, and the folder of the checkpoint,
-                which has been verified. The models that it removes from the list are not loaded.
+            hook: called as `hook(models, input_dir)` with the unwrapped models and the folder of
+                the verified checkpoint. Models that it removes from the list are not loaded.
 
         Returns:
-            A handle, whose `remove()` takes the hook away.
+            A handle whose `remove()` removes the hook.
 
         Examples:
             >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: None)
@@ -852,17 +851,17 @@ class Accelerator(Process):
 
     @property
     def project_configuration(self) -> ProjectConfiguration:
-        """Where trackers and checkpoints write, how these are named, and how many stay."""
+        """The project's folders, checkpoint naming and `total_limit`."""
         return self.parts.checkpoints.project
 
     @property
     def project_dir(self) -> Folder:
-        """The folder of the files that this run writes."""
+        """The folder for the files that this run writes."""
         return self.project_configuration.project_dir
 
     @property
     def save_iteration(self) -> int:
-        """The number of the next checkpoint, with automatic naming."""
+        """The number of the next automatically named checkpoint."""
         return self.project_configuration.iteration
 
     # ------------------------------------------------------------------ interruptions: Preemption
@@ -870,19 +869,18 @@ class Accelerator(Process):
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint of the project folder, if any; rank 0 logs which.
 
-        Call it on every rank after `prepare` and `register_for_checkpointing`. The checkpoints that
-        count are those of `checkpoint` and `save_state` in `project_dir` and in `checkpoints`
-        below.
+        Call it on every rank after `prepare` and `register_for_checkpointing`. Considers the
+        checkpoints that `checkpoint` and `save_state` wrote in `project_dir` and its subfolder
+        `checkpoints`.
 
         Args:
-            fall_back: if the newest is damaged, resume from the newest that is whole.
+            fall_back: if the newest is damaged, resume from the newest intact one.
             allow_pickle: as in `load_state`.
 
         Raises:
             UsageError: there is no project folder.
-            CheckpointError: the newest is damaged, or does not fit; or what
-                `Accelerator(resume_from=...)` or `headway launch --resume` asks for is not a
-                checkpoint.
+            CheckpointError: the newest checkpoint is damaged or incompatible, or the path in
+                `Accelerator(resume_from=...)` or `headway launch --resume` is not a checkpoint.
         """
         return self.parts.preemption.resume(fall_back=fall_back, allow_pickle=allow_pickle)
 
@@ -891,37 +889,36 @@ class Accelerator(Process):
     ) -> str | None:
         """Save when a save is due; save and exit when the job must stop.
 
-        Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
-        it costs next to nothing, and between the micro-batches of a step it does nothing. A job
-        must stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
-        ranks or to the launcher, and at its `--time-limit`. Then all ranks leave after the same
-        step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
-        noted from the first call on.
+        Call it on every rank at the end of the loop body, in each iteration. It is cheap when no
+        save is due, and a no-op between the micro-batches of a step. A job must stop after SIGTERM,
+        SIGUSR1, SIGHUP (the terminal was closed) or Ctrl-C on a rank or the launcher, and at its
+        `--time-limit`. All ranks then exit after the same step by SystemExit with code 75 ("saved,
+        run me again"), or 130 after Ctrl-C. Signals are handled from the first call on.
 
-        It lies between two batches: in a loop over a prepared loader a checkpoint that is due is
-        taken, and the job left, when the loop asks for its next batch; after the last batch when
-        the next epoch begins, by `wait_for_checkpoint` or `end_training`. Elsewhere at once.
+        Checkpoints are taken between batches: in a loop over a prepared loader, when the loop
+        requests its next batch; after the last batch, when the next epoch starts, or in
+        `wait_for_checkpoint` or `end_training`. Outside such loops the save is immediate.
 
-        A checkpoint is `checkpoints/step_00000100` in the project folder. The newest `total_limit`
-        of this kind stay, or 2 if the project's configuration has no limit.
+        A checkpoint is named like `checkpoints/step_00000100` in the project folder. The newest
+        `total_limit` of these are kept, or 2 if the project's configuration sets no limit.
 
         Args:
-            every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
-                None saves once, between micro-batches as well.
+            every: a number of optimizer steps, or a duration such as "10m" or "1h30m"; None saves
+                on this call, also between micro-batches.
             allow_pickle: as in `save_state`.
-            wait: False: as in `save_state`, a thread writes while training continues. When the job
-                must stop, the call waits all the same.
+            wait: False: as in `save_state`, a thread writes while training continues. If the job
+                must stop, the call waits nevertheless.
 
         Returns:
             The folder of the checkpoint that was saved or is due.
 
         Raises:
             UsageError: there is no project folder, no optimizer has been prepared, `every` is
-                neither a number of steps nor a duration, or `resume` came before `prepare`.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints remain.
-                With `wait=False` by the next call that saves. A script that is to train on catches
-                it. Or the project folder has checkpoints of an earlier run, and this one has loaded
-                none.
+                neither a number of steps nor a duration, or `resume` was called before `prepare`.
+            CheckpointError: a rank could not save; raised on all ranks, and older checkpoints are
+                kept. With `wait=False` the next call that saves raises it. Catch it to continue
+                training. Or the project folder contains checkpoints of an earlier run, and this run
+                has not loaded any.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
@@ -939,10 +936,10 @@ class Accelerator(Process):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place.
+        """Whether the job must stop; for loops that cannot call `checkpoint(every=...)`.
 
-        Every rank must ask equally often, and gets the same answer. `checkpoint()` then saves and
-        leaves.
+        Every rank must read it equally often, and gets the same value. `checkpoint()` then saves
+        and exits.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
@@ -964,13 +961,13 @@ class Accelerator(Process):
         """Start a run with the trackers of `log_with`; an active run is finished first.
 
         Args:
-            project_name: what the trackers call the project or experiment.
+            project_name: the name of the project or experiment in the trackers.
             config: the hyperparameters, by name.
-            init_kwargs: for each tracker's name, keywords for its constructor; those of trackers
-                that are not used are ignored.
+            init_kwargs: keyword arguments for the trackers' constructors, by tracker name; entries
+                for trackers that are not in use are ignored.
 
         Raises:
-            UsageError: `init_kwargs` has a name that no tracker has.
+            UsageError: `init_kwargs` has the name of an unknown tracker.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
@@ -991,48 +988,48 @@ class Accelerator(Process):
         """Log `values` to all trackers.
 
         Args:
-            values: numbers and texts by name; tensors of one number are numbers, and mappings
-                groups of them. Trackers differ in what else they take.
-            step: the training step that they belong to.
-            log_kwargs: for each tracker's name, keywords for its `log`.
+            values: numbers, single-element tensors and strings by name, or nested mappings of
+                these. Some trackers support other types.
+            step: the training step of the values.
+            log_kwargs: keyword arguments for the trackers' `log`, by tracker name.
 
         Raises:
-            UsageError: `log_kwargs` has a name that no tracker has.
+            UsageError: `log_kwargs` has the name of an unknown tracker.
         """
         self.parts.tracking.log(values, step, log_kwargs)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker `name` of the run; with `unwrap` what it wraps, such as wandb's run.
+        """Return the tracker `name`; with `unwrap` the object it wraps, such as wandb's run.
 
-        On ranks that do not call it, and where `log_with` was not given, it is a `NoTracker`, whose
-        attributes and methods do nothing, and which is false.
+        On ranks where the tracker is not active, and without `log_with`, returns a `NoTracker`,
+        which is falsy and whose attributes and methods do nothing.
 
         Raises:
-            UsageError: `log_with` has no such tracker, or `init_trackers` was not called.
+            UsageError: `log_with` does not include the tracker, or `init_trackers` was not called.
         """
         return self.parts.tracking.get_tracker(name, unwrap)
 
     @property
     def log_with(self) -> list[Chosen]:
-        """The trackers that were asked for: names, and instances of the script's."""
+        """The requested trackers: names, and the script's instances."""
         return self.parts.tracking.log_with
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """Those of the run; on other ranks than 0 only those that every rank calls."""
+        """The active trackers; on ranks other than 0, only those that run on every rank."""
         return self.parts.tracking.trackers
 
     @property
     def logging_dir(self) -> Folder:
-        """The folder below which trackers write their files."""
+        """The folder in which trackers write their files."""
         return self.project_configuration.logging_dir
 
     # ------------------------------------------------------------------ all ranks: collectives
 
     def gather(self, tensor: Any) -> Any:
-        """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
+        """Return the tensors of all ranks, concatenated along dimension 0 in rank order.
 
-        See `headway.utils.gather`, and the functions there of the names below.
+        See `headway.utils.gather`, and the functions of the same names as the methods below.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))
@@ -1047,19 +1044,19 @@ class Accelerator(Process):
         return collectives.gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather results for samples of the current batch, without repeats, in the data's order.
+        """Gather results for the samples of the current batch in dataset order, without duplicates.
 
-        Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
-        equally many are dropped. As many rows as a full batch has are cut to the last batch
-        (`loss.repeat(batch_size)`), or refused where they may be several for each sample. After a
-        pass, the results for all its samples are gathered rank by rank.
+        Call it inside the loop over a prepared loader. Samples that were repeated to even out the
+        batches are dropped. If the last batch is short, results with a full batch's number of rows
+        (`loss.repeat(batch_size)`) are truncated to it; UsageError if that is ambiguous. After the
+        loop, results for all samples of the epoch are gathered rank by rank.
 
         Args:
-            input_data: tensors with one row, or k rows, for each sample of this rank's last batch,
-                or one for each of the whole pass after its loop; scalars; lists of objects with as
+            input_data: tensors with one row, or k rows, per sample of this rank's current batch, or
+                one row per sample of the epoch after the loop; scalars; lists of objects with as
                 many entries; or tuples, mappings and dataclasses of these. With
-                `even_batches=False` the ranks without a part of the last batch are not in the loop
-                any more: its results are gathered among the others, of which rank 0 is always one.
+                `even_batches=False`, ranks without a share of the last batch have left the loop:
+                its results are gathered from the remaining ranks, which always include rank 0.
             use_gather_object: gather tensors and lists of tensors as objects, too.
 
         Returns:
@@ -1067,7 +1064,7 @@ class Accelerator(Process):
             [world size] for scalars, and lists of objects.
 
         Raises:
-            UsageError: there is something else, which `gather` or `gather_object` gathers.
+            UsageError: the data is of another kind; use `gather` or `gather_object`.
 
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
@@ -1083,23 +1080,23 @@ class Accelerator(Process):
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float | bool = 0, pad_first: bool = False
     ) -> Any:
-        """Pad each tensor along `dim` to the largest size that any rank has there."""
+        """Pad each tensor along `dim` to the largest size on any rank."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """Overwrite each tensor by that of rank `from_process`, and return it."""
+        """Overwrite each tensor with that of rank `from_process`, and return it."""
         return collectives.broadcast(tensor, from_process)
 
     # ------------------------------------------------------------------ this rank: see Process
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How the ranks work together."""
+        """The type of distributed setup."""
         return self.state.distributed_type
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several ranks, each with a GPU of its own and the whole model."""
+        """Whether there are several ranks, each with its own GPU and a full model replica."""
         return self.distributed_type is DistributedType.MULTI_GPU
 
     @property
@@ -1107,9 +1104,9 @@ class Accelerator(Process):
         """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
         return self.parts.training.strategy.shards
 
-    # ------------------------------------------------------------------ as the script has set it
+    # ------------------------------------------------------------------ unsupported features
 
-    deepspeed_plugin = None  # what scripts written for Accelerate look at
+    deepspeed_plugin = None  # read by scripts written for Accelerate
 
     deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
         None
@@ -1119,15 +1116,15 @@ class Accelerator(Process):
     # ------------------------------------------------------------------ the end
 
     def end_training(self) -> None:
-        """End what this run has started, in this order; call it last, on every rank.
+        """Finish the run; call it last, on every rank.
 
-        A checkpoint that is being written is waited for, whatever signals come; then they do what
-        they did before; trackers are finished, as they are without this call; the process group
-        ends. Other ranks are waited for, until they call this or have left the script.
+        Waits for a checkpoint that is being written, regardless of signals; then restores the
+        signal handlers, finishes trackers (which also happens without this call) and destroys the
+        process group. Waits until the other ranks call this or have left the script.
 
         Raises:
-            UsageError: another rank trains on, or has other weights; nothing is ended.
-            CheckpointError: the checkpoint could not be saved; all else is ended.
+            UsageError: another rank continues training or has different weights; the run continues.
+            CheckpointError: the checkpoint could not be saved; everything else is finished.
         """
         compare_at_end(self.parts.training, has_split=self.has_split)
         with ExitStack() as ends:
@@ -1137,10 +1134,10 @@ class Accelerator(Process):
             self.parts.checkpoints.close()
         own.note_end_of_training()
 
-    if not TYPE_CHECKING:  # a type checker knows every member that there is
+    if not TYPE_CHECKING:  # type checkers must report missing members
 
         def __getattr__(self, name: str) -> Any:
-            from headway.migration.topics import refuse_member  # only for what is missing
+            from headway.migration.topics import refuse_member  # only for missing members
 
             refuse_member(name, self)
-            return object.__getattribute__(self, name)  # raises what it raised before
+            return object.__getattribute__(self, name)  # raises the original AttributeError

@@ -28,13 +28,13 @@ MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ra
 class Code(Enum):
     """Identifies a problem in code; never shown."""
 
-    # in one source
+    # within one source
     UNKNOWN_SETTING = auto()
     BAD_VALUE = auto()
     DUPLICATE_KEY = auto()
     NO_VALUE = auto()
     BAD_FILE = auto()
-    # among settings
+    # between settings
     FP16_ON_CPU = auto()
     DEVICES_WITHOUT_CUDA = auto()
     DEVICES_OR_PROCESSES = auto()
@@ -69,17 +69,17 @@ class Code(Enum):
 class Problem(NamedTuple):
     """One problem that a check found; several can be reported together."""
 
-    what: str  # one sentence with the offending value
+    what: str  # a sentence with the offending value
     where: str  # the file and line, variable, flag or call that the value came from
     fix: str  # what the user can type or change
     details: str = ""  # shown between what and where: a traceback
-    code: Code | None = None  # identifies the problem, if code depends on it
-    names: tuple[str, ...] = ()  # of settings, first the one to change; env.NAME is one variable
-    is_of_machine: bool = False  # another machine could do what was requested
+    code: Code | None = None  # identifies the problem to code that handles it
+    names: tuple[str, ...] = ()  # settings, first the one to change; env.NAME is a variable
+    is_of_machine: bool = False  # the request may work on another machine
 
     @property
     def without_fix(self) -> str:
-        """What is wrong, and where it came from."""
+        """The problem and its origin."""
         details = "".join(f"\n  {line}".rstrip() for line in self.details.splitlines())
         return f"{self.what}{details}\n  from: {self.where}"
 
@@ -88,10 +88,10 @@ class Problem(NamedTuple):
 
 
 class HeadwayError(Exception):
-    """The base of all errors: what is wrong, where it came from, and how to fix it.
+    """Base class of all errors: what is wrong, where it came from, and how to fix it.
 
     Args:
-        what: one sentence with the offending value.
+        what: a sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
         fix: what the user can type or change.
 
@@ -147,7 +147,7 @@ class LaunchError(HeadwayError, RuntimeError):
 
 
 class WorkerFailed(LaunchError):
-    """A rank failed; the launcher ends with that rank's own exit code."""
+    """A rank failed; the launcher exits with that rank's exit code."""
 
     def __init__(
         self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
@@ -167,18 +167,18 @@ class UsageError(HeadwayError, ValueError):
 
 
 class WrongType(UsageError, TypeError):
-    """A function got an argument of a type that it cannot work with."""
+    """A function was called with an argument of the wrong type."""
 
 
 class OutOfMemory(UsageError, RuntimeError):
-    """Memory runs out with every batch size that was tried."""
+    """Memory ran out with every batch size that was tried."""
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the name among `known` that `word` is most likely a typo of, if any is close."""
+    """Return the closest match of the misspelled `word` among `known`, or None."""
     from difflib import get_close_matches  # imported only for error messages
 
     matches = get_close_matches(word, list(known), n=1)

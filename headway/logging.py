@@ -1,4 +1,4 @@
-"""Loggers for several ranks: a message is logged once, on every rank, or rank after rank."""
+"""Loggers for multi-rank jobs: log on rank 0, on every rank, or on all ranks in order."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from headway.ipc.run_contract import read_log_level
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
-    """Return the logger `name`, which logs on rank 0 only unless a call says otherwise.
+    """Return the logger `name`, which by default logs on rank 0 only.
 
     Calls take `main_process_only` (True) and `in_order` (False), see `MultiProcessAdapter.log`.
-    It works before there is an Accelerator: the launcher's variables then say which rank this is.
+    Before an Accelerator is created, the rank is read from the launcher's environment variables.
 
     Args:
         name: usually `__name__`.
-        log_level: the level of this logger and of the root logger, such as "INFO"; by default that
-            of the variable HEADWAY_LOG_LEVEL, or of ACCELERATE_LOG_LEVEL. Without any, levels stay
-            as they are.
+        log_level: the level of this logger and of the root logger, such as "INFO"; defaults to
+            the environment variable HEADWAY_LOG_LEVEL or ACCELERATE_LOG_LEVEL. If none is set,
+            levels are not changed.
 
     Raises:
-        UsageError: there is no such level.
+        UsageError: the level is unknown.
 
     Examples:
         >>> from headway.logging import get_logger
@@ -51,13 +51,13 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
 
 
 class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """A logger for one of several ranks.
+    """A logger adapter for multi-rank jobs.
 
-    Where there are several, a message that not only rank 0 logs begins with the rank.
+    With several ranks, messages that are not limited to rank 0 are prefixed with the rank.
 
     Args:
-        logger: the one that messages go to.
-        extra: attributes of every record.
+        logger: the wrapped logger.
+        extra: attributes added to every record.
 
     Examples:
         >>> import logging
@@ -75,22 +75,22 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return what is passed to the logger: the call's file and line are the script's."""
+        """Add `extra` and a stack level that attributes records to the script's line."""
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         kwargs.setdefault("stacklevel", 2)
         return msg, kwargs
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """Log `msg % args`; `info`, `warning` and so on take the same keywords.
+        """Log `msg % args`; `info`, `warning` and so on take the same keyword arguments.
 
         Args:
             level: such as `logging.INFO`.
             main_process_only: log on rank 0 only (the default).
-            in_order: log on every rank, one after the other; every rank must make this call, and
-                waits in it. `main_process_only` does not count then.
+            in_order: log on every rank in rank order; a collective call that overrides
+                `main_process_only`.
 
         Raises:
-            UsageError: `in_order`, and the ranks have formed no group yet.
+            UsageError: `in_order` is set before the process group is initialized.
         """
         main_process_only = kwargs.pop("main_process_only", True)
         in_order = kwargs.pop("in_order", False)
@@ -106,15 +106,15 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
             self.logger.log(level, msg, *args, **kwargs)
             return
         require_group("log(..., in_order=True)")
-        for turn in range(size):  # also where this rank's level is higher: the others wait for it
+        for turn in range(size):  # even if this rank's level is higher: the other ranks wait for it
             if turn == rank:
                 self.logger.log(level, msg, *args, **kwargs)
             barrier(group_device())
 
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a warning, unless this logger has had one of the same text.
+        """Log a warning, unless this logger has already logged the same text.
 
-        It takes what `log` takes, without the level.
+        Takes the same arguments as `log`, except for the level.
 
         Examples:
             >>> from headway.logging import get_logger
@@ -125,5 +125,5 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
         text = str(msg) % args if args else str(msg)
         if text not in self._warned:
             self._warned.add(text)
-            kwargs.setdefault("stacklevel", 3)  # the script's line, not this one
+            kwargs.setdefault("stacklevel", 3)  # attribute the record to the script's line
             self.log(logging.WARNING, msg, *args, **kwargs)

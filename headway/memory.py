@@ -1,4 +1,4 @@
-"""The memory of a device: freed, and retries with smaller batches where it runs out."""
+"""Freeing device memory, and retrying with smaller batches after out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headway.errors import OutOfMemory, UsageError, WrongType
 
 T = TypeVar("T")
 
-_TEXTS = (  # of RuntimeErrors: torch has no exception type for these two allocators
+_TEXTS = (  # of RuntimeErrors: torch has no exception types for these two allocators
     "MPS backend out of memory",  # aten/src/ATen/mps/MPSAllocator.mm
     "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
 )
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Give back the memory that torch caches on the GPU, where there is one.
+    """Release the memory that torch caches on the GPU; a no-op without a GPU.
 
     Args:
-        garbage_collection: first free unreachable objects in cycles, which takes a while.
+        garbage_collection: run Python's garbage collector first, which is slow.
 
     Examples:
         >>> from headway.utils import clear_device_cache
@@ -40,10 +40,10 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """Free what `objects` hold, once the script drops them: `a, b = release_memory(a, b)`.
+    """Release objects and the memory they hold, as in `a, b = release_memory(a, b)`.
 
     Returns:
-        A None for each of `objects`.
+        One None per object, to assign to the variables that refer to the objects.
 
     Examples:
         >>> import torch
@@ -60,7 +60,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether this is an out-of-memory error of torch or Python."""
+    """Return whether this is an out-of-memory error from torch or Python."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
@@ -98,30 +98,32 @@ def find_executable_batch_size(
     *,
     factor: float = HALF,
 ) -> Any:
-    """Call a function with smaller and smaller batch sizes until memory suffices.
+    """Retry a function with smaller batch sizes until it fits into memory.
 
-    After an out-of-memory error the size is halved. All ranks use the same size: when all have
-    ended an attempt, an error on one rank lowers the size on all. If memory runs out on a rank for
-    which others wait in a collective, the error is raised and the run ends. A later call starts
-    with the size that was found.
+    After an out-of-memory error the size is halved. All ranks use the same size: an error on one
+    rank reduces the size on all ranks once all have finished the attempt. If memory runs out on a
+    rank while other ranks wait for it in a collective, the error is raised and the run fails. A
+    later call starts with the size that was found.
 
     Args:
-        function: takes the batch size as its first argument. It makes the model, the optimizer and
-            the loaders, and prepares them: each attempt starts with free memory.
+        function: takes the batch size as its first argument. It should create and prepare the
+            model, the optimizer and the loaders, because each attempt starts with freed memory.
         starting_batch_size: the first size to try.
-        reduce_batch_size_fn: returns the next size to try, in place of `factor`; it takes no
-            arguments, and returns the same on all ranks.
-        factor: of the last size, rounded down, that is tried next; Accelerate's is 0.9.
+        reduce_batch_size_fn: returns the next size to try, replacing `factor`; takes no arguments
+            and must return the same value on all ranks.
+        factor: multiplies the batch size after each failed attempt, rounding down; Accelerate
+            uses 0.9.
 
     Returns:
-        The decorated function, which takes all arguments but the first and returns what `function`
-        returns; without `function` the decorator.
+        The decorated function, which takes the arguments of `function` except the first and
+        returns its result; without `function`, a decorator.
 
     Raises:
-        OutOfMemory: the size has fallen to 0, or memory ran out while another rank waited for
-            this one.
-        UsageError: the next size is no smaller than the one before.
-        WrongType: the decorated function was given the batch size, too, or does not take it.
+        OutOfMemory: the size has reached 0, or memory ran out while another rank waited for this
+            rank.
+        UsageError: the next size is not smaller than the previous size.
+        WrongType: the batch size was passed to the decorated function, or `function` does not
+            accept it.
 
     Examples:
         >>> import torch
@@ -156,7 +158,7 @@ def find_executable_batch_size(
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
             _check_falls(before, size)
         raise OutOfMemory(
-            f"{function.__name__}() runs out of memory with every batch size: reached zero",
+            f"{function.__name__}() ran out of memory with every batch size down to 1",
             where=f"the script's {CALL}",
             fix="use a smaller model, shorter inputs, or a device with more memory",
         )
@@ -167,9 +169,9 @@ def find_executable_batch_size(
 def _check_falls(before: int, size: int) -> None:
     if size >= before:
         raise UsageError(
-            f"the batch size that follows {before}, for which memory ran out, is {size}",
+            f"memory ran out with batch size {before}, but the next batch size is {size}",
             where=f"the script's {CALL}",
-            fix="pass a factor below 1, or a reduce_batch_size_fn whose sizes fall",
+            fix="pass a factor below 1, or a reduce_batch_size_fn that returns decreasing sizes",
         )
 
 
@@ -187,17 +189,17 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
     named = zip(list(parameters)[1:], args[1:], strict=False)
     call = ", ".join(f"{name}={value!r}" for name, value in named)
     raise WrongType(
-        f"{function.__name__}() got {len(args)} arguments besides the batch size, which it takes"
-        f" {len(parameters) - 1} of",
+        f"{function.__name__}() takes {len(parameters) - 1} arguments in addition to the batch"
+        f" size, but {len(args)} were given",
         where=f"the script's call of {function.__name__}(...)",
-        fix=f"leave the batch size out: {function.__name__}({call})",
+        fix=f"omit the batch size: {function.__name__}({call})",
     )
 
 
 def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
-    """Return a tuple of what `function` returns on this rank; None if memory ran out on any.
+    """Return a 1-tuple of `function`'s result on this rank; None if memory ran out on any rank.
 
-    The ranks agree when all have ended the attempt; errors other than out of memory are raised.
+    Ranks agree once all have finished the attempt; errors other than out of memory propagate.
     """
     try:
         ended: tuple[Any] | None = (function(),)
@@ -207,13 +209,13 @@ def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
         ended = None
     try:
         differ = meet(CALL, "memory ran out" if ended is None else "done")
-    except UsageError as error:  # another rank waits in a collective for this one
+    except UsageError as error:  # another rank waits for this rank in a collective
         if ended is not None:
             raise
         raise OutOfMemory(
             f"memory ran out on this rank alone: {error.problems[0].what}",
             where=error.problems[0].where,
-            fix="pass a smaller starting_batch_size: ranks can only try the next size together if"
-            " memory runs out on all of them, or where no other rank waits for this one",
+            fix="pass a smaller starting_batch_size: ranks can only retry together if memory runs"
+            " out on all of them, or outside of collectives",
         ) from None
     return None if differ else ended

@@ -1,6 +1,6 @@
-"""Starts ranks from a notebook, or for debugging: forked from this process, by torch.
+"""Launchers for notebooks and for debugging, which fork ranks from this process.
 
-The ranks are forked, and not started anew, so that functions defined in a notebook work.
+Ranks are forked rather than spawned so that functions defined in a notebook work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headway.state import AcceleratorState
 from headway.training.arguments import check_precision, reject_unsupported
 
 GRACE_S = 5
-"""How long a rank has to exit, once another has failed."""
+"""Grace period for ranks to exit after another rank has failed, in seconds."""
 _ADDRESS, _ANY_PORT = "127.0.0.1", "29500"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 CALL = "the call of notebook_launcher(...)"
@@ -57,22 +57,21 @@ def notebook_launcher(
 ) -> None:
     """Call `function(*args)` on several ranks, forked from this process, and wait for them.
 
-    What rank 0 prints is shown in the cell. Make the `Accelerator` in `function`, and use no GPU
-    before this call. One process is no rank: `function` is called in this process.
+    The output of rank 0 is shown in the cell. Create the `Accelerator` inside `function`, and do
+    not use a GPU before this call. With one process, `function` is called in this process.
 
     Args:
-        num_processes: how many ranks on this machine; without it one for each GPU, or a single
+        num_processes: number of ranks on this machine; defaults to one per GPU, or a single
             process.
-        mixed_precision: the precision of each `Accelerator()` that chooses none itself.
-        use_port: where the ranks meet; Accelerate's default stands for any free port.
-        rdzv_backend: without effect, like the next: the ranks of one machine meet, and the end of
-            one is seen, at once.
-        unsupported: Accelerate's arguments for several machines, restarts and labels are refused.
+        mixed_precision: the default precision of each `Accelerator()`.
+        use_port: the port of the rendezvous; Accelerate's default selects any free port.
+        rdzv_backend: has no effect.
+        monitor_interval: has no effect; failures are detected immediately.
+        unsupported: Accelerate's arguments for multi-node runs, restarts and labels raise.
 
     Raises:
-        UsageError: an argument is impossible, a GPU is in use by this process already, or this
-            process is a rank itself.
-        WorkerFailed: a rank failed; with its traceback. All others have been stopped.
+        UsageError: an argument is invalid, this process already uses a GPU, or it is a rank.
+        WorkerFailed: a rank failed; with its traceback. All other ranks have been stopped.
 
     Examples:
         >>> from headway import Accelerator, notebook_launcher
@@ -104,12 +103,12 @@ def debug_launcher(
     """Call `function(*args)` on several ranks on the CPU; see `notebook_launcher`.
 
     Args:
-        args: for `function`.
-        num_processes: how many ranks, at least 1.
+        args: positional arguments for `function`.
+        num_processes: number of ranks, at least 1.
 
     Raises:
-        UsageError: `num_processes` is below 1, or this process is a rank itself or uses a GPU.
-        WorkerFailed: a rank failed; with its traceback. All others have been stopped.
+        UsageError: `num_processes` is below 1, or this process is a rank or uses a GPU.
+        WorkerFailed: a rank failed; with its traceback. All other ranks have been stopped.
 
     Examples:
         >>> import torch
@@ -129,22 +128,22 @@ def _check_process(num_processes: int) -> None:
     check_range("launcher", 1, num_processes=num_processes)
     if read_ranks() is not None or dist.is_initialized():
         raise UsageError(
-            "this process is a rank already, or has a process group",
+            "this process is already a rank, or has a process group",
             where=where,
             fix="run the notebook or script without `headway launch`, and restart the kernel",
         )
     for label in [kind.label for kind in KINDS.values() if kind.is_in_use()]:  # pragma: needs a GPU
         raise UsageError(
-            f"this process uses {label}, which forked ranks could not use any more",
+            f"this process has initialized {label}, which forked ranks cannot use",
             where=where,
-            fix=f"restart the kernel, and use {label} only in the function that is launched",
+            fix=f"restart the kernel, and use {label} only in the launched function",
         )
 
 
 def _run_ranks(
     function: Callable[..., Any], args: Sequence[Any], run: RunContract, count: int, port: int = 0
 ) -> None:
-    # it takes time to import
+    # slow to import
     from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
     sys.stdout.flush()
@@ -162,7 +161,7 @@ def _run_ranks(
             "LOCAL_WORLD_SIZE": count,
             "MASTER_ADDR": _ADDRESS,
             "MASTER_PORT": store.port,
-            "TORCHELASTIC_USE_AGENT_STORE": True,  # this process has it, not rank 0
+            "TORCHELASTIC_USE_AGENT_STORE": True,  # this process hosts the store, not rank 0
             "TORCHELASTIC_RESTART_COUNT": 0,
         }
         stack.enter_context(patch_environment(**variables))
@@ -179,31 +178,31 @@ def _run_ranks(
 def _be_rank(
     rank: int, function: Callable[..., Any], args: Sequence[Any], folder: Path, group: int
 ) -> None:
-    """Run in a forked process: set it up as a rank, and call `function`.
+    """Set up a forked process as a rank, and call `function`.
 
-    `group` is the process group of all ranks, and of all that they start. What is written to
-    descriptor 1 or 2 goes to a file of this name in `folder`, after the rank's.
+    `group` is the process group of all ranks and their child processes. Descriptors 1 and 2 are
+    redirected to the files `RANK.1` and `RANK.2` in `folder`.
     """
-    atexit._clear()  # the notebook's own functions
+    atexit._clear()  # unregister the notebook's functions
     os.setpgid(0, group)
     signals.restore_handlers(
         dict.fromkeys(_STOPS, signal.SIG_DFL)
-    )  # the notebook has handlers of its own
+    )  # the notebook sets its own handlers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
         path = folder / f"{rank}.{number}"
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(fd), "w", buffering=1) for fd in (1, 2))
-    # OpenMP's threads are not forked, and a parallel region would wait for them
+    # OpenMP's threads do not survive a fork, and a parallel region would wait for them
     torch.set_num_threads(1)
-    AcceleratorState._reset_state(reset_partial_state=True)  # that of the launching process
-    Finalize(None, atexit._run_exitfuncs, exitpriority=0)  # multiprocessing does not
+    AcceleratorState._reset_state(reset_partial_state=True)  # inherited from the launching process
+    Finalize(None, atexit._run_exitfuncs, exitpriority=0)  # multiprocessing does not call them
     with patch_environment(RANK=rank, LOCAL_RANK=rank):
         try:
             function(*args)
             leave_world()
         except (Exception, SystemExit) as error:
-            sys.last_type = type(error)  # exit functions look at it, as at the end of a script
+            sys.last_type = type(error)  # read by exit functions, as at the end of a script
             if isinstance(error, SystemExit) and isinstance(error.code, str):
                 raise RuntimeError(f"SystemExit: {error.code}") from None
             raise
@@ -213,9 +212,9 @@ def _be_rank(
 def _process_group() -> Iterator[int]:
     """Yield a process group, and kill all its processes after the block.
 
-    Its leader is not waited for before, so that no other process can have its number.
+    The leader is reaped only afterwards, so that its pid cannot be reused.
     """
-    leader = subprocess.Popen(  # it ends where nobody is left who has the other end of its input
+    leader = subprocess.Popen(  # exits once the write end of its stdin is closed
         ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=os.setpgrp
     )
     try:
@@ -227,9 +226,9 @@ def _process_group() -> Iterator[int]:
 
 
 def _failure(ranks: Any, failure: Any, size: int) -> WorkerFailed:
-    """Return the error of the rank that failed first, by the files in which torch has tracebacks.
+    """Return the error of the rank that failed first, read from torch's traceback files.
 
-    A rank that a signal has ended leaves none, and the others' errors come from that.
+    A rank killed by a signal writes no such file, and causes the errors of the other ranks.
     """
     rank, code, trace = failure.error_index, getattr(failure, "exit_code", 1), ""
     found = sorted(filter(os.path.exists, ranks.error_files), key=os.path.getmtime)
@@ -237,11 +236,11 @@ def _failure(ranks: Any, failure: Any, size: int) -> WorkerFailed:
         rank, trace = ranks.error_files.index(found[0]), pickle.loads(Path(found[0]).read_bytes())
     for file in found:
         os.unlink(file)
-    how = trace.strip().splitlines()[-1] if trace else f"ended with exit code {code}"
+    how = trace.strip().splitlines()[-1] if trace else f"exited with code {code}"
     return WorkerFailed(
         f"rank {rank} of {size} failed: {how}",
-        where=f"process {ranks.processes[rank].pid}, which was forked from this one",
-        fix="correct the function that is launched, and call the launcher again",
+        where=f"process {ranks.processes[rank].pid}, forked from this process",
+        fix="correct the launched function, and call the launcher again",
         details=trace,
         exit_code=code if code > 0 else 128 - code,
     )

@@ -1,4 +1,4 @@
-"""A training of a few seconds that proves a launch: `headway test` starts it on every rank.
+"""A training run of a few seconds that `headway test` starts on every rank to verify a launch.
 
 headway launch --num-processes 2 -m headway.smoke results.json
 """
@@ -26,7 +26,7 @@ REPETITIONS = 5
 
 
 class Verdict(NamedTuple):
-    """What one check found on one rank."""
+    """Result of a check on one rank."""
 
     is_right: bool
     what: str
@@ -59,7 +59,7 @@ def _row(name: str, outcome: Verdict, began: float) -> dict[str, object]:
 
 
 def check_ranks(accelerator: Accelerator) -> Verdict:
-    """Every rank exists once and has the right number."""
+    """Check that every rank exists once and has the right number."""
     ranks = gather_object([accelerator.process_index])
     promised = (read_ranks() or Ranks()).world_size
     is_right = ranks == list(range(promised))
@@ -67,10 +67,10 @@ def check_ranks(accelerator: Accelerator) -> Verdict:
 
 
 def check_all_reduce(accelerator: Accelerator) -> Verdict:
-    """A sum over all ranks is right; its bandwidth as nccl-tests counts it (PERFORMANCE.md)."""
+    """Check an all-reduce, and measure its bus bandwidth as defined by nccl-tests."""
     size = accelerator.num_processes
     if size == 1:
-        return Verdict(True, "skipped: there is only one rank")
+        return Verdict(True, "skipped: only one rank")
     numbers = torch.full((REDUCED_BYTES // 4,), accelerator.process_index + 1.0)
     numbers = numbers.to(accelerator.device)
     total = accelerator.reduce(numbers)  # warms up, too
@@ -90,7 +90,7 @@ def check_all_reduce(accelerator: Accelerator) -> Verdict:
 
 
 def check_precision(accelerator: Accelerator) -> Verdict:
-    """A prepared model multiplies matrices in the precision that is set."""
+    """Check that a prepared model multiplies matrices in the requested precision."""
     seen: list[torch.dtype] = []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     model[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
@@ -103,7 +103,7 @@ def check_precision(accelerator: Accelerator) -> Verdict:
 
 
 def check_step(accelerator: Accelerator) -> Verdict:
-    """One step of all ranks on their shares equals one process's step on the whole batch."""
+    """Check that a data-parallel step equals a single-process step on the global batch."""
     set_seed(0)
     size, rank = accelerator.num_processes, accelerator.process_index
     inputs = torch.randn(8 * size, 16).to(accelerator.device)
@@ -119,7 +119,7 @@ def check_step(accelerator: Accelerator) -> Verdict:
 
     model, optimizer = accelerator.prepare(together, torch.optim.SGD(together.parameters(), lr=0.1))
     mine = slice(rank, None, size)
-    for _attempt in range(20):  # with fp16 the first steps may overflow
+    for _attempt in range(20):  # the first fp16 steps may overflow
         accelerator.backward(mse(model(inputs[mine]), targets[mine]))
         optimizer.step()
         optimizer.zero_grad()
@@ -130,12 +130,12 @@ def check_step(accelerator: Accelerator) -> Verdict:
     accelerator.free_memory()
     return Verdict(
         difference <= PRECISIONS[accelerator.mixed_precision].tolerance,
-        f"weights differ by {difference:.1e} from one process's",
+        f"weights differ by {difference:.1e} from a single process",
     )
 
 
 def check_loader(accelerator: Accelerator) -> Verdict:
-    """The ranks together read every sample of a data set once."""
+    """Check that the ranks together read every sample of a dataset once."""
     count = 11 * accelerator.num_processes + 3  # not divisible by batch size or ranks
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=4))
     samples: list[int] = []
@@ -151,7 +151,7 @@ CHECKS: dict[str, Callable[[Accelerator], Verdict]] = {
     "all-reduce": check_all_reduce,
     "precision": check_precision,
     "data loader": check_loader,
-    "training step": check_step,  # after a prepared loader: it takes its batches itself
+    "training step": check_step,  # after the loader check: it shards its batches itself
 }
 
 

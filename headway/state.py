@@ -1,4 +1,4 @@
-"""The state that all of a process shares: its rank and device, its precision, its accumulation."""
+"""Process-wide state: rank and device, precision, and gradient accumulation."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
 
 
 class PartialState(Process):
-    """This process's rank and device; all instances, and every Accelerator, share them.
+    """Rank and device of this process, shared by all instances and every Accelerator.
 
-    The first one, or the first Accelerator, chooses the device and forms the process group. It
-    needs no Accelerator, and an Accelerator made later uses the same device unless its arguments
-    name another one, which then is that of all.
+    The first instance, or the first Accelerator, selects the device and initializes the process
+    group. An Accelerator is not required; one that is created later uses the same device unless
+    its arguments select another device, which then applies to all instances.
 
     Args:
-        cpu: use the CPU, even where there is a GPU.
-        backend: as in `InitProcessGroupKwargs`, like the next two.
+        cpu: use the CPU even if a GPU is available.
+        backend, init_method, timeout: as in `InitProcessGroupKwargs`.
 
     Raises:
-        UsageError: `cpu` or `backend` contradicts what the state is already.
-        MachineError, LaunchError: as `Accelerator` does.
+        UsageError: `cpu` or `backend` contradicts the existing state.
+        MachineError, LaunchError: as for `Accelerator`.
 
     Examples:
         >>> from headway import PartialState
@@ -58,7 +58,7 @@ class PartialState(Process):
         ['a', 'b']
     """
 
-    debug = fork_launched = False  # what scripts written for Accelerate look at
+    debug = fork_launched = False  # read by scripts written for Accelerate
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
@@ -89,11 +89,11 @@ class PartialState(Process):
 
     @property
     def backend(self) -> str | None:
-        """How ranks exchange tensors on `device`, such as "nccl" or "gloo"; None with one rank."""
+        """The process group's backend for `device`, such as "nccl"; None with one rank."""
         return group_backend(self.device) if self.use_distributed else None
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End a process group, by default that of all ranks; nothing if there is none.
+        """Destroy a process group, by default that of all ranks; a no-op if there is none.
 
         Examples:
             >>> from headway import PartialState
@@ -115,26 +115,26 @@ class PartialState(Process):
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        reason = "" if self.initialized else ": its state was reset; make a new one"
+        reason = "" if self.initialized else ": its state was reset; create a new instance"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget the shared state, for tests; the process group stays."""
+        """Reset the shared state, for tests; the process group is kept."""
         PartialState._shared_state.clear()
 
 
 class AcceleratorState(PartialState):
-    """PartialState, with the precision and the compiler settings of the Accelerator made last.
+    """PartialState, with the precision and compiler settings of the most recent Accelerator.
 
     Args:
-        mixed_precision: `no`, `fp16` or `bf16`; None is what the launcher says, else `no`.
-        cpu: use the CPU, even where there is a GPU.
+        mixed_precision: `no`, `fp16` or `bf16`; None uses the launcher's setting, else `no`.
+        cpu: use the CPU even if a GPU is available.
         dynamo_plugin: how models are compiled.
-        arguments: those of PartialState; Accelerate's others are refused, unless they are None.
+        arguments: passed to PartialState; Accelerate's other arguments raise unless they are None.
 
     Raises:
-        UsageError: an argument is unknown, or contradicts what the state is already.
+        UsageError: an argument is unknown, or contradicts the existing state.
 
     Examples:
         >>> from headway.state import AcceleratorState
@@ -142,7 +142,7 @@ class AcceleratorState(PartialState):
         'bf16'
     """
 
-    deepspeed_plugin = None  # what scripts written for Accelerate look at
+    deepspeed_plugin = None  # read by scripts written for Accelerate
     deepspeed_plugins = torch_tp_plugin = parallelism_config = device_mesh = None
 
     mixed_precision: str
@@ -178,12 +178,12 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How the ranks work together."""
+        """The type of distributed setup."""
         return DistributedType.FSDP if self.is_fsdp2 else super().distributed_type
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget the shared state, for tests."""
+        """Reset the shared state, for tests."""
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()
@@ -193,19 +193,19 @@ class AcceleratorState(PartialState):
 
 
 def is_initialized() -> bool:
-    """Return whether there was an Accelerator or AcceleratorState."""
+    """Return whether an Accelerator or AcceleratorState has been created."""
     return bool(AcceleratorState._shared_state)
 
 
 def shared_world() -> World | None:
-    """Return the world that PartialState shows; None if there is none yet."""
+    """Return PartialState's world; None if it is not initialized."""
     return PartialState._shared_state.get("world")
 
 
 def shared_precision() -> str | Precision | None:
-    """Return the precision of the last Accelerator; None if there is none yet.
+    """Return the precision of the most recent Accelerator; None if there is none yet.
 
-    One of the script's own class is a copy, to be set up again.
+    A custom Precision is copied, because it must be set up again.
     """
     shared = AcceleratorState._shared_state
     return copy(shared.get("own_precision")) or shared.get("mixed_precision")
@@ -217,7 +217,7 @@ def share(
     dynamo_plugin: TorchDynamoPlugin,
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
 ) -> AcceleratorState:
-    """Make all states show these from now on; return one that keeps showing them."""
+    """Set the state that all instances share; return an instance that keeps these values."""
     PartialState._shared_state["world"] = world
     shared = AcceleratorState._shared_state
     name = precision if isinstance(precision, str) else precision.name
@@ -234,7 +234,7 @@ def share(
 
 
 def share_accumulation(accumulation: Accumulation) -> GradientState:
-    """Make all GradientStates show this from now on; return one that keeps showing it."""
+    """Set the accumulation that all GradientStates share; return an instance that keeps it."""
     GradientState._shared_state["accumulation"] = accumulation
     own = GradientState.__new__(GradientState)
     own.__dict__ = {**GradientState._shared_state}
@@ -242,7 +242,7 @@ def share_accumulation(accumulation: Accumulation) -> GradientState:
 
 
 class GradientState:
-    """How gradients accumulate, and whether they are due; that of the Accelerator made last.
+    """Gradient accumulation state of the most recent Accelerator.
 
     Args:
         gradient_accumulation_plugin: changes how gradients accumulate from now on.
@@ -254,7 +254,7 @@ class GradientState:
         2
     """
 
-    is_xla_gradients_synced = False  # what scripts written for Accelerate look at
+    is_xla_gradients_synced = False  # read by scripts written for Accelerate
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     accumulation: Accumulation
@@ -270,7 +270,7 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget the shared state, for tests."""
+        """Reset the shared state, for tests."""
         GradientState._shared_state.clear()
         current_loop().passed = None
 
@@ -281,7 +281,7 @@ class GradientState:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are due: optimizers step, and ranks exchange gradients."""
+        """Whether gradients are synchronized and optimizers step in this micro-batch."""
         return self.accumulation.sync_gradients
 
     @sync_gradients.setter
@@ -289,7 +289,7 @@ class GradientState:
         self.accumulation.sync_gradients = is_due
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        """Make gradients due, or not; scripts written for Accelerate call it."""
+        """Set `sync_gradients`; called by scripts written for Accelerate."""
         self.sync_gradients = sync_gradients
 
     @property
@@ -299,7 +299,7 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """Micro-batches in one optimizer step."""
+        """The number of micro-batches per optimizer step."""
         return self.accumulation.steps
 
     @property
@@ -324,26 +324,26 @@ class GradientState:
 
     @property
     def dataloader_references(self) -> list[Any]:
-        """The prepared loaders of all loops, from outside in, after a None for no loop."""
+        """None, followed by the prepared loaders of all loops from the outermost in."""
         return [None, *(loop.loader for loop in open_loops())]
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the current batch is its loader's last one."""
+        """Whether the current batch is its loader's last batch."""
         return current_loop().is_last
 
     @property
     def remainder(self) -> int:
-        """The active loader's number of samples in its last global batch if that is not full.
+        """The number of samples in the active loader's last global batch if it is not full.
 
-        0 if it is full; -1 if it is unknown, and outside of all loops.
+        0 if it is full; -1 if unknown or outside all loops.
         """
         return getattr(self.active_dataloader, "remainder", -1)
 
 
 def _cannot_change(argument: str, now: str, state: str) -> UsageError:
     return UsageError(
-        f"{state}({argument}) contradicts the state of this process, which has {now}",
+        f"{state}({argument}) contradicts the state of this process: {now}",
         where=f"the script's {state}(...)",
         fix=f"pass {argument} to the first {state} or Accelerator of the script",
     )

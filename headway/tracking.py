@@ -1,4 +1,4 @@
-"""The names that scripts import from `accelerate.tracking`; nothing is defined here."""
+"""Re-exports of the names that scripts import from `accelerate.tracking`."""
 
 from headway.trackers.adapters import (
     MLflowTracker as MLflowTracker,

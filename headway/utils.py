@@ -1,4 +1,4 @@
-"""The names that scripts import from `accelerate.utils`; nothing is defined here."""
+"""Re-exports of the names that scripts import from `accelerate.utils`."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ from headway.strategies.sharding import (
 from headway.trackers.choice import LoggerType as LoggerType
 from headway.trackers.project import ProjectConfiguration as ProjectConfiguration
 from headway.training.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
-from headway.training.availability import *  # noqa: F403  a table of functions
+from headway.training.availability import *  # noqa: F403  generated functions
 from headway.training.profiling import ProfileKwargs as ProfileKwargs
 
 _OWN = ("annotations", "typing")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _OWN]
 
-if not typing.TYPE_CHECKING:  # a type checker knows every name that is here
+if not typing.TYPE_CHECKING:  # type checkers must report missing names
 
     def __getattr__(name: str) -> typing.NoReturn:
         from headway.migration.topics import raise_missing

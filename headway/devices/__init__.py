@@ -1,1 +1,1 @@
-"""The kinds of devices: `kind` has the base, `table` lists them."""
+"""Device kinds: the base class in `kind`, all kinds in `table`."""

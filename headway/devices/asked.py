@@ -1,4 +1,4 @@
-"""Prints what torch itself finds of a device kind: `python -m headway.devices.asked cuda [try]`."""
+"""Prints the devices that torch detects: `python -m headway.devices.asked cuda [try]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.devices.table import kind_of
 
 
 def main(words: Sequence[str]) -> None:
-    """Print a line of JSON, which `machine/asking.py` reads; `try` also uses the first device."""
+    """Print a line of JSON for `machine/asking.py`; `try` also uses the first device."""
     import torch
 
     kind, found, error = kind_of(words[0]), [], ""
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _facts(part: Any, index: int, kind: DeviceKind) -> dict[str, Any]:
-    """Return what torch knows about a device, as fields of `Gpu`."""
+    """Return torch's properties of a device, as fields of `Gpu`."""
     if not kind.is_numbered:
         return {"name": kind.label}
     there = part.get_device_properties(index)

@@ -1,6 +1,6 @@
-"""What a kind of device is and can do: the base is complete for a CPU, others override the rest.
+"""Base classes of device kinds; `DeviceKind` is complete for the CPU.
 
-Detection and planning ask the same objects as the ranks, so only methods import torch.
+Detection and planning use the same objects as the ranks, so only methods import torch.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ if TYPE_CHECKING:
 
 
 Unsupported = NamedTuple("Unsupported", [("reason", str), ("instead", str)])  # noqa: UP014  compiles no text
-"""Why a device does not have a precision, and what to use instead."""
+"""The reason a precision is unsupported, and the precision to use instead."""
 
 
 class DeviceKind:
-    """A kind of device; the CPU's values, and what to override for others.
+    """A kind of device, with the CPU's values as defaults.
 
-    Another package can add one: an entry point of the group `headway.devices` with the name of the
-    kind, such as `hpu = "its.module:Hpu"`, which is a subclass of this class or of `GpuKind`.
+    Other packages can add a kind with an entry point in the group `headway.devices` that has the
+    kind's name, such as `hpu = "its.module:Hpu"`, a subclass of this class or of `GpuKind`.
     """
 
     name = "cpu"  # torch's, as in `torch.device(name)`
-    module = ""  # imported in ranks and in the fork server first: it adds the kind to torch
-    label = "CPU"  # in messages
-    maker = ""  # of such GPUs, in messages
-    is_numbered = False  # a machine may have several, each for one rank; `devices` selects them
-    most_ranks: int | None = None  # that can train on it together; None is any number
-    distributed_type = "MULTI_CPU"  # Accelerate's name for several ranks on it
-    backend = "gloo"  # of process groups, for tensors that are on it
-    lacking: tuple[str, ...] = ("fp16",)  # the precisions that no such device has
-    recommended = "no"  # by `headway config`: the precision, where the device has it
-    has_fp64 = True  # every such device computes in float64
-    can_pin = True  # memory can be pinned for copies to it
-    copies_ahead = False  # a copy to it need not be waited for
-    mask = ""  # the variable that lists the visible ones
-    mask_is_ordered = True  # it also gives their order; otherwise it is a set of indices
-    empty_mask: str | None = None  # the value that hides all; None where none is known
+    module = ""  # registers the kind with torch; imported first in ranks and in the fork server
+    label = "CPU"  # for messages
+    maker = ""  # the GPUs' vendor, for messages
+    is_numbered = False  # machines may have several, one per rank, selected by `devices`
+    most_ranks: int | None = None  # maximum world size on this kind; None is unlimited
+    distributed_type = "MULTI_CPU"  # Accelerate's name for several ranks
+    backend = "gloo"  # of process groups, for tensors on the device
+    lacking: tuple[str, ...] = ("fp16",)  # precisions that no device of this kind supports
+    recommended = "no"  # default precision of `headway config`, if the device supports it
+    has_fp64 = True  # all devices support float64
+    can_pin = True  # supports copies from pinned memory
+    copies_ahead = False  # supports asynchronous copies to the device
+    mask = ""  # the variable that lists visible devices
+    mask_is_ordered = True  # the mask also sets the order; otherwise it is a set of indices
+    empty_mask: str | None = None  # the value that hides all devices; None if unknown
     variables: Mapping[str, tuple[str, str]] = {}
-    """What a launch sets, with its reason, unless the environment has this or `mask`."""
-    debug_variables: Mapping[str, str] = {}  # that let ranks wait for one in a debugger
+    """Values and reasons of variables that a launch sets unless they or `mask` are set."""
+    debug_variables: Mapping[str, str] = {}  # keep ranks waiting for a rank in a debugger
     interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
-    """Variables that name the network interface, and what they put before its name."""
-    resource = ""  # Kubernetes' name for one
-    tool = ""  # of the maker, which shows what uses them
-    wheels = ""  # of torch, below https://download.pytorch.org/whl; empty where PyPI has them
+    """Variables that select the network interface, and the prefix of its name."""
+    resource = ""  # the name of the Kubernetes resource
+    tool = ""  # the vendor's monitoring command
+    wheels = ""  # torch's index below https://download.pytorch.org/whl; empty for PyPI
 
     # of a machine, without torch
 
     def found_in(self, files: Source) -> list[dict[str, Any]]:
-        """Return the GPUs that the kernel lists, as fields of `Gpu`, except NVIDIA's."""
+        """Return the GPUs listed by the kernel, except NVIDIA's, as fields of `Gpu`."""
         return []
 
     def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
-        """Return those GPUs as torch counts them with these variables."""
+        """Return the GPUs as torch enumerates them with these environment variables."""
         return found
 
     def is_supported_by(self, torch: Torch) -> bool:
-        """Return whether the installed torch, or `module` for it, can use such devices."""
+        """Return whether the installed torch, or the extension `module`, supports this kind."""
         if self.module:
             from importlib.util import find_spec
 
@@ -75,7 +75,7 @@ class DeviceKind:
     def unsupported(
         self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]
     ) -> Unsupported | None:
-        """Return why one of the selected GPUs does not have a precision."""
+        """Return why a selected GPU does not support a precision, or None."""
         return None
 
     # of this process
@@ -90,11 +90,11 @@ class DeviceKind:
         return True
 
     def count(self) -> int:
-        """Return the number that torch detects."""
+        """Return the number of devices that torch detects."""
         return 1
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized one: its forks could not use it."""
+        """Return whether this process has initialized a device, which forks could not use."""
         return False
 
     def current(self) -> torch.device:
@@ -104,42 +104,42 @@ class DeviceKind:
         return torch.device(self.name)
 
     def make_current(self, device: torch.device) -> None:
-        """Make `device` the one that torch uses where a script names none."""
+        """Make `device` torch's current device."""
 
     def synchronize(self) -> None:
-        """Wait for all work on the current one."""
+        """Wait for all work on the current device."""
 
     def empty_cache(self) -> None:
-        """Free the memory that torch caches on it."""
+        """Release the device memory that torch caches."""
 
     def held_bytes(self, device: torch.device) -> int | None:
-        """Return the memory of `device` that this process holds; None if it has none."""
+        """Return the memory of `device` held by this process in bytes; None if unsupported."""
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any] | None:
-        """Return a function that records a timed event in the queue of work of `device`.
+        """Return a function that records a timed event in the current stream of `device`.
 
-        It takes an event to reuse, or None, and returns the event; None while none can be recorded.
-        The function is None if events of such devices are not timed.
+        It takes an event to reuse, or None, and returns the event, or None while events cannot be
+        recorded. Returns None if the device has no timed events.
         """
         return None
 
     def rng_state(self, device: torch.device | None = None) -> torch.Tensor | None:
-        """Return the state of its generator; None where the CPU's is the only one."""
+        """Return the state of the device's generator; None if it has none."""
         return None
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
-        """Restore a state that `rng_state` returned."""
+        """Restore a state returned by `rng_state`."""
 
     def unsupported_on(
         self, device: torch.device, precision: str, row: NumberFormat
     ) -> Unsupported | None:
-        """Return why `device` does not have a precision."""
+        """Return why `device` does not support a precision, or None."""
         return None
 
 
 class GpuKind(DeviceKind):
-    """GPUs with a module of torch's, such as `torch.xpu`, that has the names of `torch.cuda`."""
+    """GPUs with a torch module, such as `torch.xpu`, that mirrors `torch.cuda`."""
 
     is_numbered = True
     distributed_type = "MULTI_GPU"
@@ -204,8 +204,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def sm(capability: tuple[int, int]) -> str:
-    """Return a compute capability as NVIDIA's compiler names it: sm_90."""
+    """Return NVIDIA's name of a compute capability, such as sm_90."""
     return "sm_" + "".join(map(str, capability))
 
 
-DIGITS = 9  # of an index or a version; int() fails for thousands of digits
+DIGITS = 9  # maximum for indices and versions; int() fails for thousands of digits

@@ -1,4 +1,4 @@
-"""All kinds of devices, the best first, and what other packages add by entry points."""
+"""All device kinds in order of preference, and extensions by entry points."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from headway.machine.source import Source
 
 OF_DEVICES, OF_CLUSTERS = "headway.devices", "headway.clusters"
-"""The groups of entry points: `name = module:DeviceKind` and `name = module:CLUSTER`."""
+"""Entry point groups: `name = module:DeviceKind` and `name = module:CLUSTER`."""
 
 _NODES = "sys/class/drm"
-_INTEGRATED = "0000:00:02.0"  # where Intel's chipsets have it
+_INTEGRATED = "0000:00:02.0"  # the slot of Intel's integrated GPUs
 _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 _TWO_TILES = ("0BD0", "0BD5", "0BD6", "0BD7", "0BD8")
-"""Data Center GPU Max with two tiles; all others have one. Source: pci.ids, Ponte Vecchio."""
+"""Models of Data Center GPU Max with two tiles. Source: pci.ids, Ponte Vecchio."""
 
 _WHOLE = ("COMPOSITE", "each card is one device, as the kernel lists them")
 
 
 class Cuda(GpuKind):
-    """GPUs of NVIDIA, and of AMD, that CUDA or ROCm shows."""
+    """NVIDIA GPUs (CUDA) and AMD GPUs (ROCm)."""
 
     name = "cuda"
     label = "CUDA"
@@ -44,7 +44,7 @@ class Cuda(GpuKind):
     debug_variables: Mapping[str, str] = {"TORCH_NCCL_ENABLE_MONITORING": "0"}
     interfaces: Mapping[str, str] = {
         **GpuKind.interfaces,
-        "NCCL_SOCKET_IFNAME": "=",  # exactly this one, not all that begin so
+        "NCCL_SOCKET_IFNAME": "=",  # an exact match, not a prefix
     }
     resource = "nvidia.com/gpu"
     tool = "nvidia-smi"
@@ -52,7 +52,7 @@ class Cuda(GpuKind):
     def unsupported(
         self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]
     ) -> Unsupported | None:
-        for gpu in gpus:  # of one whose capability is unknown, the ranks ask torch
+        for gpu in gpus:  # if a capability is unknown, the ranks check it
             if gpu.capability is not None and gpu.capability < row.capability:
                 what = f"{gpu.name} ({sm(gpu.capability)}) does not support {precision}"
                 return Unsupported(what, row.instead)
@@ -62,11 +62,11 @@ class Cuda(GpuKind):
         return partial(self._record, device)
 
     def _record(self, device: torch.device, event: Any) -> Any:
-        """Put an event into the current stream of `device`; a graph keeps those it captures."""
+        """Record an event in the current stream of `device`, except during graph capture."""
         if self._part.is_current_stream_capturing():
             return None
         event = event or self._part.Event(enable_timing=True)
-        event.record(self._part.current_stream(device))  # another device may be the current one
+        event.record(self._part.current_stream(device))  # another device may be current
         return event
 
     def unsupported_on(
@@ -78,11 +78,11 @@ class Cuda(GpuKind):
         if torch.version.hip is not None or (major, minor) >= row.capability:
             return None
         name = self._part.get_device_name(device)
-        return Unsupported(f"this GPU ({name}, sm_{major}{minor}) has no {precision}", row.instead)
+        return Unsupported(f"{name} (sm_{major}{minor}) does not support {precision}", row.instead)
 
 
 class Xpu(GpuKind):
-    """GPUs of Intel that Level Zero shows; integrated ones only where there is no other."""
+    """Intel GPUs (Level Zero); integrated GPUs only if there is no other."""
 
     name = "xpu"
     label = "XPU"
@@ -117,7 +117,7 @@ class Xpu(GpuKind):
         ]
 
     def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
-        """Return cards or tiles, as Level Zero counts them: a launch counts cards by default."""
+        """Return cards or tiles, as Level Zero enumerates them; cards by default in a launch."""
         hierarchy = environ.get(_HIERARCHY, "" if self.mask in environ else "COMPOSITE")
         if hierarchy == "COMPOSITE":
             return found
@@ -139,12 +139,12 @@ class Xpu(GpuKind):
         if precision != "fp16" or there.has_fp64:
             return None
         return Unsupported(
-            f"torch's GradScaler needs float64, which this GPU ({there.name}) does not have", "bf16"
+            f"torch's GradScaler needs float64, which {there.name} does not support", "bf16"
         )
 
 
 class Mps(DeviceKind):
-    """The GPU of an Apple chip, for one process: torch has no collectives for it."""
+    """Apple GPUs, for single-process runs: torch does not support collectives on MPS."""
 
     name = "mps"
     label = "MPS"
@@ -188,35 +188,35 @@ class Mps(DeviceKind):
 
 CPU, CUDA, MPS = DeviceKind(), Cuda(), Mps()
 KINDS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (CUDA, Xpu(), MPS, CPU)}
-_NO_KIND = ("auto", "gpu", "meta")  # no package is asked for these
+_NO_KIND = ("auto", "gpu", "meta")  # not device kinds
 
 
 def kind_of(name: str) -> DeviceKind:
-    """Return the kind with torch's name `name`; the CPU's for an unknown one."""
+    """Return the kind with torch's name `name`; the CPU kind if unknown."""
     if name in KINDS or name in _NO_KIND:
         return KINDS.get(name, CPU)
     return outside_kinds().get(name, CPU)
 
 
 def is_kind(name: str) -> bool:
-    """Return whether the kind exists; packages with kinds are only loaded for an unknown one."""
+    """Return whether the kind exists; extensions are loaded only for unknown names."""
     return name in KINDS or name in outside_kinds()
 
 
 @cache
 def outside_kinds() -> dict[str, DeviceKind]:
-    """Return the kinds that other packages add.
+    """Return the kinds added by other packages.
 
-    A launch calls it only if a name is unknown or `device: auto` finds nothing.
+    A launch calls this only if a name is unknown or `device: auto` finds no GPU.
     """
     return {name: ext.load()() for name, ext in extensions(OF_DEVICES).items() if name not in KINDS}
 
 
 @cache
 def extensions(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by their names, without loading one.
+    """Return the entry points of a group by name, without loading them.
 
-    The launch path calls it only if a name is unknown, or `device: auto` finds nothing.
+    A launch calls this only if a name is unknown or `device: auto` finds no GPU.
     """
     if not _is_announced(group):  # importlib.metadata takes longer to import than argparse
         return {}
@@ -237,6 +237,6 @@ def _is_announced(group: str) -> bool:
                 with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
                     if group.encode() in file.read():
                         return True
-            except OSError:  # most packages have none
+            except OSError:  # most packages have no entry points
                 continue
     return False

@@ -1,1 +1,1 @@
-"""The ranks of a run: this one among the others, and what they exchange."""
+"""The ranks of a run, and communication between them."""

@@ -1,6 +1,6 @@
-"""Gather, reduce, broadcast and pad over nested lists, tuples, mappings and dataclasses of tensors.
+"""Collectives on nested lists, tuples, mappings and dataclasses of tensors.
 
-Without a process group every function is complete for one rank.
+Without a process group all functions work for a single rank.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Reduction = Literal["sum", "mean", "max", "none"]
 
 
 def gather(tensor: Any) -> Any:
-    """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
+    """Return the tensors of all ranks, concatenated along dimension 0 in rank order.
 
     Args:
-        tensor: tensors of the same shape and dtype on every rank, of shape [n, ...] or [], alone or
-            nested in lists, tuples and mappings.
+        tensor: a tensor of shape [n, ...] or [], with the same shape and dtype on every rank, or
+            lists, tuples and mappings of such tensors.
 
     Returns:
         The same nesting with tensors of shape [world size * n, ...], or [world size] for scalars
         (also with one rank), on every rank.
 
     Raises:
-        UsageError: there is something else than tensors.
-        DifferentTensors: on all ranks, if shapes or dtypes differ (compared on CPUs; on GPUs with
-            TORCH_DISTRIBUTED_DEBUG=INFO).
+        UsageError: the data contains other objects than tensors.
+        DifferentTensors: shapes or dtypes differ between ranks; raised on all (compared on CPUs, on
+            GPUs with TORCH_DISTRIBUTED_DEBUG=INFO).
 
     Examples:
         >>> import torch
@@ -62,10 +62,10 @@ def gather_uneven(tensor: Any) -> Any:
 
 @checked
 def gather_object(object: list[Any]) -> Any:
-    """Return one list of the elements of every rank's list of picklable objects, in rank order.
+    """Concatenate the lists of picklable objects of all ranks, in rank order.
 
     Args:
-        object: the list of this rank; the lengths may differ between ranks.
+        object: this rank's list; lengths may differ between ranks.
 
     Examples:
         >>> from headway.utils import gather_object
@@ -82,9 +82,9 @@ def gather_object(object: list[Any]) -> Any:
 
 
 def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
-    """Gather nested tensors of any sizes, or lists of objects, of the first `num_ranks` ranks.
+    """Gather nested tensors of any size, or lists of objects, from the first `num_ranks` ranks.
 
-    Only these ranks call it, so it sends messages: torch needs all ranks to form a group.
+    Only these ranks call it, so it uses point-to-point messages: a new group needs all ranks.
     """
     if as_objects:
         return [element for items in _held_by_first(data, num_ranks) for element in items]
@@ -115,18 +115,18 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
     """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
 
     Args:
-        tensor: tensors of the same shape and dtype on every rank, alone or nested; they are not
-            changed.
-        reduction: `sum`, `mean`, `max` or `none` (every rank keeps its own).
+        tensor: a tensor with the same shape and dtype on every rank, or nested tensors; not
+            modified.
+        reduction: `sum`, `mean`, `max` or `none` (every rank keeps its own values).
         scale: factor for the result.
 
     Returns:
-        The same nesting with new tensors of the same shapes and dtypes, on every rank; but a sum
-        of integers or bools is int64, as of torch.sum, and integers become floating-point numbers
-        by a `scale`, and by a mean over several ranks.
+        The same nesting with new tensors of the same shapes and dtypes, on every rank, except that
+        sums of integers or bools are int64, as in torch.sum, and that `scale` and means over
+        several ranks convert integers to floating point.
 
     Raises:
-        UsageError: another reduction, or something else than tensors.
+        UsageError: the reduction is invalid, or the data contains other objects than tensors.
 
     Examples:
         >>> import torch
@@ -155,13 +155,13 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
 
 @checked
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
-    """Overwrite each tensor by that of rank `from_process`, and return it (alone or nested).
+    """Overwrite each tensor with that of rank `from_process`, and return the data.
 
     Args:
-        tensor: tensors of the same shape and dtype on every rank, alone or nested.
+        tensor: a tensor with the same shape and dtype on every rank, or nested tensors.
 
     Raises:
-        UsageError: there is something else than tensors, or no such rank.
+        UsageError: the data contains other objects than tensors, or the rank does not exist.
 
     Examples:
         >>> import torch
@@ -182,7 +182,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 @checked
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Overwrite a list of picklable objects by that of rank `from_process`, and return it.
+    """Overwrite a list of picklable objects with that of rank `from_process`, and return it.
 
     Args:
         object_list: a list of the same length on every rank.
@@ -204,20 +204,21 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 def pad_across_processes(
     tensor: Any, dim: int = 0, pad_index: float | bool = 0, pad_first: bool = False
 ) -> Any:
-    """Pad each tensor along `dim` to the largest size that any rank has there.
+    """Pad each tensor along `dim` to the largest size on any rank.
 
     Args:
-        tensor: tensors whose sizes may differ between ranks in `dim` only, alone or nested; one
-            that has no dimension `dim` is returned as it is.
+        tensor: a tensor whose size may differ between ranks only in `dim`, or nested tensors;
+            tensors without a dimension `dim` are returned unchanged.
         pad_index: the value to pad with.
-        pad_first: pad at the beginning instead of the end.
+        pad_first: pad at the start instead of the end.
 
     Returns:
-        The same nesting; tensors of shape [..., the largest size, ...], of their own dtypes.
+        The same nesting, with tensors of shape [..., largest size, ...] and unchanged dtypes.
 
     Raises:
-        UsageError: there is something else than tensors, or one that cannot hold `pad_index`.
-        DifferentTensors: on all ranks, if they differ in more than `dim`; see `gather`.
+        UsageError: the data contains other objects than tensors, or a dtype cannot represent
+            `pad_index`.
+        DifferentTensors: tensors differ in more than `dim`; raised on all ranks, see `gather`.
 
     Examples:
         >>> import torch
@@ -230,7 +231,7 @@ def pad_across_processes(
         fitted = torch.tensor(pad_index).to(t.dtype).item()
         if fitted != pad_index and not t.is_floating_point():
             raise UsageError(
-                f"pad_index is {pad_index}, which {t.dtype} cannot hold",
+                f"pad_index is {pad_index}, which {t.dtype} cannot represent",
                 where="the script's pad_across_processes(...)",
                 fix="pass another pad_index, or convert the tensor first: tensor.long()",
             )
@@ -263,7 +264,7 @@ def wait_for_everyone() -> None:
 
 
 def gather_alike(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather a tensor that is known to be of the same shape and dtype on all ranks."""
+    """Gather a tensor that is known to have the same shape and dtype on all ranks."""
     _, size = rank_and_size()
     if tensor.ndim == 0:
         tensor = tensor.reshape(1)
@@ -278,22 +279,22 @@ def gather_alike(tensor: torch.Tensor) -> torch.Tensor:
 _REMEDIES = {
     "gather": "pad them first with accelerator.pad_across_processes(...), or pass lists to "
     "gather_for_metrics(..., use_gather_object=True)",
-    "reduce": "let every rank reduce tensors of the same shapes, as many and in the same order",
-    "pad_across_processes": "pass tensors that differ in that one dimension only",
+    "reduce": "pass the same number of tensors, with the same shapes and order, on every rank",
+    "pad_across_processes": "pass tensors that differ only in that dimension",
     "broadcast": "pass tensors of the sender's shapes, or use broadcast_object_list(...)",
 }
 
 
 class DifferentTensors(UsageError, RuntimeError):
-    """Ranks passed tensors of different shapes, types or number to one operation."""
+    """Ranks passed different numbers, shapes or dtypes of tensors to a collective."""
 
 
 def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None = None) -> None:
-    """Raise DifferentTensors on all ranks if their nested tensors do not fit together.
+    """Raise DifferentTensors on all ranks if their nested tensors are incompatible.
 
-    Otherwise gloo aborts one rank and returns uninitialised memory to another. It would hold up
-    NCCL's ranks, which run ahead of their GPUs, so tensors on GPUs are compared only with
-    TORCH_DISTRIBUTED_DEBUG=INFO. Sizes may differ along `but_dimension`.
+    Without this check gloo aborts one rank and returns uninitialized memory to another. Tensors on
+    GPUs are compared only with TORCH_DISTRIBUTED_DEBUG=INFO, because the check would delay ranks
+    that run ahead of their GPUs. Sizes may differ along `but_dimension`.
     """
     _, size = rank_and_size()
     if size == 1:

@@ -1,4 +1,4 @@
-"""What a script passes: arguments, checked by their annotations; handlers for parts of torch."""
+"""Argument checks based on type annotations, and keyword handlers for parts of torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Fits = Callable[[Any], bool]
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise WrongType for an argument that does not fit its annotation."""
+    """Make a function raise WrongType for arguments that do not match their annotations."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,7 +54,7 @@ def checks(but: Collection[str] = ()) -> Callable[[type[R]], type[R]]:
 def check_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise WrongType for an argument of a function that does not fit its annotation."""
+    """Raise WrongType for an argument of a function that does not match its annotation."""
     names, hints = _parameters(function)
     for name, value in chain(zip(names, args, strict=False), kwargs.items()):
         if name in hints and not hints[name][1](value):
@@ -62,7 +62,7 @@ def check_call(
 
 
 def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> None:
-    """Raise WrongType if one of the values that an argument holds is of another class."""
+    """Raise WrongType if an element of an argument is not an instance of `kind`."""
     for wrong in [found for found in {*map(type, values)} if not issubclass(found, kind)]:
         value = next(value for value in values if type(value) is wrong)
         raise _wrong_type(name, value, kind, called)
@@ -71,7 +71,7 @@ def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> 
 def check_range(
     called: str, least: int, most: float = float("inf"), **arguments: float | None
 ) -> None:
-    """Raise UsageError for an argument, other than None, that is not from `least` to `most`."""
+    """Raise UsageError for an argument, other than None, outside `least` to `most`."""
     for name, value in arguments.items():
         if value is not None and not least <= value <= most:
             limits = f"of at least {least}" if most == float("inf") else f"from {least} to {most}"
@@ -83,7 +83,7 @@ def check_range(
 
 
 def check_choice(called: str, choices: Collection[str], fix: str = "", **arguments: object) -> None:
-    """Raise UsageError for an argument that is none of the choices."""
+    """Raise UsageError for an argument that is not one of the choices."""
     for name, value in arguments.items():
         if value not in choices:
             raise UsageError(
@@ -98,7 +98,7 @@ def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
     shown_hint = hint.__name__ if isinstance(hint, type) else re.sub(r"\b[\w.]+\.", "", str(hint))
     kind, fix = f"of type {shown_hint}", f"pass a value of this type: help({called})"
     if isinstance(value, str) and "PathLike" in shown_hint:  # an empty one
-        kind, fix = "a path", "pass a path, as '.' for the current folder, or leave it out"
+        kind, fix = "a path", "pass a path, such as '.' for the current folder, or omit it"
     return WrongType(
         f"{name} is {shown(value)}, not {kind}",
         where=f"the script's {called.rpartition('.')[2]}(...)",
@@ -108,18 +108,18 @@ def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
 
 @cache
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], dict[str, tuple[Any, Fits]]]:
-    """Return the positional parameters, and what each parameter with a name may be."""
+    """Return the positional parameters, and the type and check of each named parameter."""
     found = signature(function).parameters.values()
     names = [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = {*names, *(p.name for p in found if p.kind is p.KEYWORD_ONLY)}
     hints: dict[str, Any] = {}
-    with suppress(NameError):  # a script's own class, with a name that only it can see
+    with suppress(NameError):  # a script's class whose annotations refer to local names
         hints = types_of(function)
     return names, {name: (hints[name], _fits(hints[name])) for name in named & hints.keys()}
 
 
 def _fits(hint: Any) -> Fits:
-    """Return what decides whether a value is of a type."""
+    """Return a function that checks whether a value matches a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda _: True
@@ -147,7 +147,7 @@ _LISTS = (list, Sequence, Iterable)
 
 
 def _is_list(value: Any, fits: Fits | None) -> bool:
-    """Return whether these are values that fit; of each class, one is looked at."""
+    """Return whether this is a list of matching values, checking one value per class."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         return False
     if fits is None:
@@ -156,10 +156,10 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
 
 
 class KwargsHandler:
-    """Keyword arguments for one part of torch; `Accelerator(kwargs_handlers=[...])` takes several.
+    """Base class of keyword arguments for parts of torch, for `Accelerator(kwargs_handlers=[...])`.
 
-    Every handler is a dataclass whose fields all have a default. A value of another type than its
-    field's raises UsageError.
+    Every handler is a dataclass whose fields all have defaults. Values of the wrong type raise
+    UsageError.
 
     Examples:
         >>> from headway.utils import AutocastKwargs
@@ -188,7 +188,7 @@ Handler = TypeVar("Handler", bound=KwargsHandler)
 
 
 class Handlers:
-    """The handlers that one Accelerator got, at most one of each kind."""
+    """The handlers of an Accelerator, at most one of each kind."""
 
     def __init__(
         self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
@@ -202,7 +202,7 @@ class Handlers:
                 raise UsageError(
                     f"kwargs_handlers has two {kind.__name__}",
                     where=_CALL,
-                    fix="pass one of them, with the values of both",
+                    fix="merge their values into a single handler",
                 )
             self._by_kind[kind] = handler
 

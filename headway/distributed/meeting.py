@@ -1,6 +1,6 @@
-"""Meetings of all ranks before they exchange anything, by the store in which they joined.
+"""Meetings: barriers over the store that run before collectives and detect mismatched calls.
 
-A rank in another call, or one that cannot come, is an error that names both places in the script.
+If a rank is in another call, or cannot reach this call, the error has both lines of the script.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from headway.ipc.process_groups import has_exited, place_of_process, read_groups
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
 
-_LOOK_EVERY_S = 0.5  # where the other ranks are; for each so many of them
+_LOOK_EVERY_S = 0.5  # interval for checking the other ranks' positions, per _RANKS_AT_A_LOOK ranks
 _RANKS_AT_A_LOOK = 64
-_LONGEST_SLEEP_S = 0.02  # between two questions to the store
-_COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
+_LONGEST_SLEEP_S = 0.02  # between polls of the store
+_COUNT_BITS = 16  # low bits of a meeting's sum count ranks; the high bits add checksums of calls
 _ALL_SAME, _ALL_CAME = b"same", b"differ"
 _NOT_THE_SCRIPT = (
     "<",
@@ -44,14 +44,14 @@ _NOT_THE_SCRIPT = (
 
 
 class Where(NamedTuple):
-    number: int = 0  # of the last meeting that it has come to
-    call: str = ""  # in which it waits; empty: in none
-    detail: str = ""  # what all ranks must have alike
-    place: str = ""  # the line of the script
-    waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
+    number: int = 0  # of the last meeting that the rank has reached
+    call: str = ""  # the call that it waits in; empty if none
+    detail: str = ""  # must be equal on all ranks
+    place: str = ""  # the script's file and line
+    waits_in: tuple[tuple[str, int], ...] = ()  # group and sequence number of torch collectives
     has_left: bool = False
-    process: str = ""  # as `place_of_process` names it
-    error: str = ""  # the type of the exception by which it has left
+    process: str = ""  # from `place_of_process`
+    error: str = ""  # the type of the exception that ended the rank
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
@@ -61,17 +61,17 @@ class Where(NamedTuple):
             return f"has left{at}"
         if self.call:
             return f"is in {self.call}{at}"
-        return f"is in a collective of torch's, as a backward pass is,{at}"
+        return f"is in a torch collective, such as a backward pass,{at}"
 
 
 def meet(call: str, detail: str = "") -> list[str] | None:
-    """Wait until every rank has called this, and return the details of all if they differ.
+    """Wait until every rank has called this, and return all ranks' details if they differ.
 
-    It costs less than a collective: the store counts the ranks, in one step. `call` is the script's
-    call, for messages, the same on all ranks.
+    This is cheaper than a collective: the store counts the ranks atomically. `call` is the script's
+    call, for messages, and must be equal on all ranks.
 
-    Raises UsageError if a rank is in another call, or in a collective of torch's that this rank has
-    not entered, or has left: each would wait for ever. DistNetworkError if it has failed.
+    Raises UsageError if a rank has left, is in another call, or is in a torch collective that this
+    rank has not entered, because the ranks would hang. Raises DistNetworkError if it has failed.
     """
     meetings = _meetings()
     if meetings is None:
@@ -81,29 +81,29 @@ def meet(call: str, detail: str = "") -> list[str] | None:
 
 
 def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether ranks run ahead of these tensors' GPUs, so that a meeting delays them.
+    """Return whether ranks run ahead of these tensors' GPUs, so that a meeting would delay them.
 
-    Not with TORCH_DISTRIBUTED_DEBUG=INFO, under which torch's own checks delay them, too.
+    False with TORCH_DISTRIBUTED_DEBUG=INFO, where torch's own checks also delay them.
     """
     are_on_gpus = any(kind_of(tensor.device.type).is_numbered for tensor in tensors)
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
 
 
 def final_barrier(call: str) -> bool:
-    """Wait until every rank has called this or has left; not while an exception is handled.
+    """Wait until every rank has called this or has left, and return whether all have called it.
 
-    Return whether all have called it.
+    Does not wait while an exception is being handled.
     """
     meetings = _meetings()
     if meetings is not None and sys.exc_info()[0] is None:
-        # a rank works for longer than ranks wait, or the one that had the store has left
+        # a rank exceeded the timeout, or the rank that hosts the store has left
         with suppress(dist.DistStoreError, dist.DistNetworkError):
             return meetings.hold(call, may_leave=True) is None
     return False
 
 
 def has_real_ranks() -> bool:
-    """Return whether there are several ranks, and not those that `headway estimate` imagines."""
+    """Return whether there are several ranks, not counting the fake ranks of `headway estimate`."""
     return _meetings() is not None
 
 
@@ -126,9 +126,9 @@ def barrier(device: torch.device) -> None:
 
 
 def watch(*groups: dist.ProcessGroup) -> None:
-    """Report this rank's place to the other ranks whenever it stands still.
+    """Report this rank's position to the other ranks whenever it does not advance.
 
-    All ranks enter the collectives of these groups in the same order.
+    All ranks must enter the collectives of these groups in the same order.
     """
     meetings = _meetings()
     if meetings is not None:
@@ -142,7 +142,7 @@ def last_meeting() -> tuple[int, str, bool] | None:
 
 
 def script_location(frame: FrameType | None = None) -> str:
-    """Return this thread's innermost line of the user's, or else of another package."""
+    """Return this thread's innermost line in the user's code, or else in another package."""
     found = ""
     frame = frame or sys._getframe()
     while frame is not None:
@@ -160,7 +160,7 @@ def _meetings() -> _Meetings | None:
     if rank_and_size()[1] == 1:
         return None
     if current is None or current.groups[0] is not dist.group.WORLD:
-        if str(dist.get_backend_config()).endswith("fake"):  # its ranks do not exist
+        if str(dist.get_backend_config()).endswith("fake"):  # no real ranks
             return None
         current = _Meetings()
     return current
@@ -170,11 +170,11 @@ current: _Meetings | None = None
 
 
 class _Meetings:
-    """The meetings of one process group's ranks: every rank comes to all, in the same order.
+    """The meetings of a process group, which all ranks reach in the same order.
 
-    Each rank adds to the sum of a meeting, and the last one reports whether all called the same.
-    Ranks that wait for long report their place; a thread reports where an awaited rank stands
-    still, such as in a collective of torch's.
+    Each rank adds to a meeting's sum, and the last rank publishes whether all calls are equal.
+    Ranks that wait long report their position; a thread reports where an awaited rank is blocked,
+    such as in a torch collective.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class _Meetings:
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
         self._process = place_of_process()
-        self.number = 0  # of the last meeting that all have come to
+        self.number = 0  # of the last meeting that all ranks have reached
         self.last, self.is_waiting = Where(), False
         self._has_reported = False
         self._report(self.last)
@@ -197,9 +197,9 @@ class _Meetings:
         atexit.register(self._leave)
 
     def hold(self, call: str, detail: str = "", *, may_leave: bool = False) -> list[Where] | None:
-        """Come to the next meeting; return None if all ranks have called the same.
+        """Enter the next meeting; return None if all ranks made the same call.
 
-        Otherwise return all ranks' places: only details differ, or ranks may leave (`may_leave`).
+        Otherwise return all ranks' positions: details differ, or ranks have left (`may_leave`).
         """
         mine = Where(self.number + 1, call, detail)
         key, go = f"{mine.number}", f"{mine.number}/go"
@@ -210,7 +210,7 @@ class _Meetings:
                 outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
                 for old in (f"{mine.number - 2}{end}" for end in ("", "/go", "/awaited")):
                     self._store.delete_key(old)
-                self._store.set(go, outcome)  # the last word: the rank with the store may leave now
+                self._store.set(go, outcome)  # last: then the rank with the store may exit
             else:
                 everyone = self._wait(mine, go)
                 if everyone is not None:
@@ -242,9 +242,9 @@ class _Meetings:
                 self._has_reported = False
 
     def _wait(self, mine: Where, key: str) -> list[Where] | None:
-        """Wait until a key is set; return the ranks' places if one cannot come before.
+        """Wait until a key is set; return the ranks' positions if a rank cannot arrive.
 
-        The store is polled: torch logs a warning of each of its own waits that times out.
+        The store is polled, because torch logs a warning whenever its own wait times out.
         """
         limit, scale = group_timeout(), max(1, self._size / _RANKS_AT_A_LOOK)
         began_at = time.monotonic()
@@ -252,7 +252,7 @@ class _Meetings:
         while not self._store.check([key]):
             now = time.monotonic()
             if now - began_at > limit.total_seconds():
-                raise dist.DistStoreError(f"{mine.call}: not all ranks have come within {limit}")
+                raise dist.DistStoreError(f"{mine.call}: not all ranks arrived within {limit}")
             if now >= look_at:
                 everyone = self._all_ranks(mine)
                 if self._elsewhere(mine, everyone) and not self._store.check([key]):
@@ -262,7 +262,7 @@ class _Meetings:
         return None
 
     def _all_ranks(self, mine: Where) -> list[Where]:
-        """Report that this rank waits; return the reported places of all ranks."""
+        """Report that this rank waits; return the reported positions of all ranks."""
         self._report(mine._replace(place=script_location()))
         self._has_reported = True
         self._store.set(f"{self.number}/awaited", "")
@@ -270,7 +270,7 @@ class _Meetings:
         if not self._store.check(keys):  # a rank is still starting
             return [Where()] * self._size
         found = [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
-        # a rank of this machine may have ended without a report, as by os._exit()
+        # a rank on this machine may have exited without a report, as by os._exit()
         left = [rank.has_left or bool(has_exited(rank.process)) for rank in found]
         return [rank._replace(has_left=is_so) for rank, is_so in zip(found, left, strict=True)]
 
@@ -280,7 +280,7 @@ class _Meetings:
         return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
 
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
-        """Return the ranks that cannot come to this meeting before this rank leaves it."""
+        """Return the ranks that cannot reach this meeting while this rank waits in it."""
         entered = self._collectives("last_entered") if any(r.waits_in for r in everyone) else {}
 
         def is_missing(r: Where) -> bool:
@@ -294,32 +294,32 @@ class _Meetings:
         return [rank for rank in others if is_missing(everyone[rank])]
 
     def _collectives(self, which: Literal["waits_for", "last_entered"]) -> dict[str, int]:
-        """Return each group's number of one collective, from torch's flight recorder."""
+        """Return the sequence number of a collective per group, from torch's flight recorder."""
         names = {group.group_name for group in self.groups}
         numbers = {g.name: getattr(g, which) for g in read_groups() if g.name in names}
         return {name: number for name, number in numbers.items() if number is not None}
 
     def _error(self, call: str, everyone: list[Where], other: int) -> Exception:
-        what = f"rank {self._rank} waits in {call}, and rank {other} {everyone[other]}"
-        if everyone[other].error:  # that rank shows it
+        what = f"rank {self._rank} waits in {call}, but rank {other} {everyone[other]}"
+        if everyone[other].error:  # shown by that rank
             return dist.DistNetworkError(what)
         return UsageError(
             what,
             where=everyone[self._rank].place or script_location(),
-            fix="let all ranks run this line, or none: move it out of conditions that differ"
+            fix="run this line on all ranks or on none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
             " accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
         )
 
     def _report(self, where: Where, store: Any = None) -> None:
         text = json.dumps(where._replace(process=self._process))
-        with suppress(RuntimeError):  # the store has ended
+        with suppress(RuntimeError):  # the store is closed
             (store or self._store).set(f"where/{self._rank}", text)
 
     def _watch(self, store: Any) -> None:
-        """Report the collective that this rank stands still in, if others wait; in a thread.
+        """Report the collective that this rank is blocked in, if other ranks wait; in a thread.
 
-        A late report does no harm: all ranks pass a collective together.
+        A late report is harmless: all ranks complete a collective together.
         """
         process_progress().own_threads.add(threading.get_ident())
         before = None
@@ -327,14 +327,14 @@ class _Meetings:
             is_still, before = self.last is before, self.last
             if not is_still or self.is_waiting:
                 continue
-            with suppress(RuntimeError):  # the store has ended
+            with suppress(RuntimeError):  # the store is closed
                 if store.check([f"{self.number}/awaited"]):
                     waits_in = (*self._collectives("waits_for").items(),)
                     place = script_location(sys._current_frames().get(self._caller))
                     self._report(Where(self.number, waits_in=waits_in, place=place), store)
 
     def _leave(self) -> None:
-        if os.getpid() != self._pid:  # a child that the script has forked
+        if os.getpid() != self._pid:  # a child process forked by the script
             return
         atexit.unregister(self._leave)
         if self._leave in before_leaving:

@@ -15,13 +15,13 @@ from headway.errors import UsageError, WrongType
 def send_to_device(
     tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Any = None
 ) -> Any:
-    """Return nested tensors, and other objects with a `.to` method, on `device`.
+    """Move nested tensors, and other objects with a `.to` method, to `device`.
 
     Args:
-        tensor: tensors of any shapes and dtypes, alone or nested.
+        tensor: a tensor of any shape and dtype, or nested tensors.
         device: such as "cuda:0".
         non_blocking: do not wait for copies from pinned memory.
-        skip_keys: key or keys of a mapping whose values stay where they are.
+        skip_keys: a key or keys of mappings whose values are not moved.
 
     Examples:
         >>> import torch
@@ -48,7 +48,7 @@ def send_to_device(
 
 
 def is_on(data: Any, device: torch.device) -> bool:
-    """Return whether `data` is a tensor, or a list, tuple or dict of nothing else, on `device`."""
+    """Return whether `data` is a tensor, or a list, tuple or dict of tensors, on `device`."""
     if isinstance(data, torch.Tensor):
         return data.device == device
     kind = type(data)
@@ -66,9 +66,9 @@ def is_on(data: Any, device: torch.device) -> bool:
 def for_each_tensor(
     function: Callable[[torch.Tensor], Any], data: Any, *, strict: str | None = None
 ) -> Any:
-    """Return `data` with `function` applied to every tensor in it.
+    """Apply `function` to every tensor in `data`.
 
-    `strict` names an operation that takes tensors only; else other leaves are kept.
+    `strict` names an operation that accepts only tensors; otherwise other leaves are kept.
     """
     if isinstance(data, torch.Tensor):
         return function(data)
@@ -85,13 +85,13 @@ def for_each_tensor(
 
 
 def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
-    """Return a list, tuple, mapping or dataclass with `function` applied to its members."""
+    """Apply `function` to the members of a list, tuple, mapping or dataclass."""
     if isinstance(data, Mapping):
         return same_kind(data, {key: function(item) for key, item in data.items()})
     if isinstance(data, (list, tuple)):
         return honor_type(data, map(function, data))
     if is_dataclass_object(data):
-        other = copy.copy(data)  # not replace(): it would call __init__, which may do anything
+        other = copy.copy(data)  # not replace(), which would call __init__
         for field in fields(data):
             object.__setattr__(other, field.name, function(getattr(data, field.name)))
         return other
@@ -121,19 +121,19 @@ def is_dataclass_object(data: Any) -> bool:
 
 
 def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` as `data`'s kind of mapping, if that can be built from a dict."""
+    """Return `items` as a mapping of the type of `data`, if it can be created from a dict."""
     try:
         return type(data)(items)  # type: ignore[call-arg]
-    except TypeError:  # defaultdict and others with arguments of their own
+    except TypeError:  # defaultdict and other types with other constructor arguments
         return items
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """Return the items of `generator` as the same kind of list or tuple as `obj`.
+    """Create a list or tuple of the type of `obj` from the items of `generator`.
 
     Args:
         obj: a list, a tuple or a namedtuple.
-        generator: as many items as a namedtuple has fields; else any number.
+        generator: any number of items, or one per field of a namedtuple.
 
     Examples:
         >>> from headway.utils import honor_type
@@ -151,8 +151,8 @@ def slice_tensors(
 
     Args:
         tensor_slice: a slice of dimension 0, or anything else that a tensor can be indexed by.
-        process_index: not needed; Accelerate's signature has it.
-        num_processes: not needed; Accelerate's signature has it.
+        process_index: no effect; for compatibility with Accelerate.
+        num_processes: no effect; for compatibility with Accelerate.
 
     Examples:
         >>> import torch
@@ -164,18 +164,18 @@ def slice_tensors(
 
 
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
-    """Join equally nested structures, tensor by tensor.
+    """Concatenate equally nested structures, tensor by tensor.
 
     Args:
-        data: structures of tensors that have equal shapes but in `dim`.
-        dim: the dimension to join along.
+        data: structures of tensors whose shapes are equal except in `dim`.
+        dim: the dimension to concatenate along.
 
     Returns:
-        The same nesting as each of `data`. What is neither a tensor nor nested can be joined only
-        if it is the only one, and is returned as it is.
+        The same nesting as each element of `data`. If `data` has a single element, other objects
+        than tensors are returned unchanged.
 
     Raises:
-        WrongType: several of something else.
+        WrongType: several structures contain other objects than tensors.
 
     Examples:
         >>> import torch
@@ -206,11 +206,11 @@ def find_batch_size(data: Any) -> int:
     """Return the size of the first tensor in `data` along dimension 0.
 
     Args:
-        data: tensors of shape [samples, ...], alone or nested in lists, tuples and mappings.
+        data: a tensor of shape [samples, ...], or lists, tuples and mappings of such tensors.
 
     Raises:
-        WrongType: the first leaf is no tensor.
-        UsageError: there is no leaf.
+        WrongType: the first leaf is not a tensor.
+        UsageError: there are no leaves.
 
     Examples:
         >>> import torch
@@ -224,7 +224,7 @@ def find_batch_size(data: Any) -> int:
         raise WrongType(
             f"only tensors have a batch size, not a {type(leaf).__name__}",
             where="find_batch_size(...)",
-            fix="let the first entry of the batch be a tensor",
+            fix="make the first entry of the batch a tensor",
         )
     raise UsageError(
         f"an empty {type(data).__name__} has no batch size",
@@ -234,7 +234,7 @@ def find_batch_size(data: Any) -> int:
 
 
 def listify(data: Any) -> Any:
-    """Return `data` with every tensor as nested lists of numbers.
+    """Convert every tensor in `data` to nested lists of numbers.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""One rank: its place among the others, code and progress bars for some only, its variables."""
+"""The current rank: its index, rank-specific code and progress bars, environment variables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @checks()
 class Process:
-    """This rank, as the script sees it."""
+    """The current rank; base class of PartialState and Accelerator."""
 
-    _requires_ranks = True  # a number that no rank has is refused; not so in headway.compat
+    _requires_ranks = True  # raise for ranks that do not exist; False in headway.compat
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -39,22 +39,22 @@ class Process:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How the ranks work together."""
+        """The type of distributed setup."""
         return self.world.distributed_type
 
     @property
     def num_processes(self) -> int:
-        """The number of ranks on all machines together (the world size)."""
+        """The world size: the number of ranks on all machines."""
         return self.world.ranks.world_size
 
     @property
     def process_index(self) -> int:
-        """The number of this rank among those of all machines, from 0."""
+        """The rank: this process's index among all machines, from 0."""
         return self.world.ranks.rank
 
     @property
     def local_process_index(self) -> int:
-        """The number of this rank among those of its machine, from 0."""
+        """The local rank: this process's index on its machine, from 0."""
         return self.world.ranks.local_rank
 
     @property
@@ -69,7 +69,7 @@ class Process:
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the rank with the highest number."""
+        """Whether this is the last rank."""
         return self.process_index == self.num_processes - 1
 
     @property
@@ -82,19 +82,19 @@ class Process:
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves, in whatever way, before the others enter it.
+        """Return a context that rank 0 leaves, also by an exception, before other ranks enter it.
 
         Examples:
             >>> with accelerator.main_process_first():
-            ...     lines = ["rank 0 downloads and unpacks", "the others read"]
+            ...     lines = ["rank 0 downloads and unpacks", "the other ranks read"]
             >>> with accelerator.local_main_process_first():
-            ...     lines = ["one rank of each machine downloads", "the others read"]
+            ...     lines = ["one rank per machine downloads", "the other ranks read"]
             >>> accelerator.wait_for_everyone()
         """
         return self._goes_first(self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter it."""
+        """Return a context that each machine's first rank leaves before the others enter."""
         return self._goes_first(self.is_local_main_process)
 
     @contextmanager
@@ -132,19 +132,19 @@ class Process:
     ) -> Any:
         """Make a function run on one rank only; on other ranks it returns None.
 
-        Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. A single
-        rank runs it, whatever the number. `on_local_process` is the same for one rank of each
+        Call it as `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. With a
+        single rank the function always runs. `on_local_process` does the same for a rank of each
         machine.
 
         Raises:
-            UsageError: there is no `process_index`, or several ranks and none of this number.
+            UsageError: `process_index` is missing, or no rank has this index.
 
         Examples:
             >>> @accelerator.on_process(process_index=1)
             ... def report(text):
             ...     print(text)
-            >>> report("by rank 1, or the only one")
-            by rank 1, or the only one
+            >>> report("by rank 1, or the only rank")
+            by rank 1, or the only rank
             >>> local = accelerator.on_local_process(report, local_process_index=0)
         """
         return self._on(function, process_index, "process_index")
@@ -161,7 +161,7 @@ class Process:
         called = f"on_{argument.removesuffix('_index')}"
         if wanted is None:
             raise UsageError(
-                f"there is no {argument} for the function",
+                f"missing argument {argument}",
                 where=f"the script's {called}(...)",
                 fix=f"pass {argument}=0, or use on_main_process",
             )
@@ -177,18 +177,19 @@ class Process:
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Return a context that gives this rank's part of `inputs`, in the order of the ranks.
+        """Return a context that yields this rank's part of `inputs`, split in rank order.
 
-        One rank gets `inputs` itself.
+        With one rank it yields `inputs` itself.
 
         Args:
-            inputs: a list, tuple, tensor, array or `datasets.Dataset` that all ranks have, or a
-                dict of those, all of one length; the first ranks get one more if need be.
-            apply_padding: repeat the last element until all parts are equally long, as `gather`
-                needs them; tensors are then on `device`.
+            inputs: a list, tuple, tensor, array or `datasets.Dataset` that is equal on all ranks,
+                or a dict of those with equal lengths. If the length is not divisible, the first
+                ranks get one element more.
+            apply_padding: repeat the last element until all parts have the same length, as `gather`
+                requires; tensors are then moved to `device`.
 
         Raises:
-            UsageError: `inputs` is of another kind, or the lengths in a dict differ.
+            UsageError: `inputs` has an unsupported type, or the lengths in a dict differ.
 
         Examples:
             >>> with accelerator.split_between_processes(["a", "b", "c"]) as prompts:
@@ -248,7 +249,7 @@ def _length(inputs: Any) -> int:
             raise UsageError(
                 f"the values of a dict have different lengths: {sorted(lengths)}",
                 where="the script's split_between_processes(...)",
-                fix="give every key equally many values",
+                fix="pass the same number of values for every key",
             )
         return lengths.pop() if lengths else 0
     is_array = hasattr(inputs, "__array__") and getattr(inputs, "ndim", 0) > 0
@@ -263,15 +264,15 @@ def _length(inputs: Any) -> int:
 
 
 def _is_dataset(data: Any) -> bool:
-    datasets = sys.modules.get("datasets")  # a script that has one has imported it
+    datasets = sys.modules.get("datasets")  # imported if a dataset exists
     return datasets is not None and isinstance(data, datasets.Dataset)
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """Return `tqdm.auto.tqdm(*args, **kwargs)`, which shows on each machine's first rank only.
+    """Return `tqdm.auto.tqdm(*args, **kwargs)`, shown only on the first rank of each machine.
 
     Args:
-        main_process_only: False shows the bar of every rank.
+        main_process_only: False shows a progress bar for every rank.
 
     Raises:
         ModuleNotFoundError: tqdm is not installed.
@@ -292,7 +293,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
 def patch_environment(**kwargs: Any) -> Iterator[None]:
     """Set environment variables in a context: `with patch_environment(foo=1)` sets FOO to "1".
 
-    Afterwards the variables are as they were before.
+    The previous values are restored afterwards.
 
     Examples:
         >>> import os
@@ -316,7 +317,7 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Remove all environment variables in a context; afterwards they are as they were before.
+    """Remove all environment variables in a context, and restore them afterwards.
 
     Examples:
         >>> import os

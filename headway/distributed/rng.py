@@ -1,4 +1,4 @@
-"""Gives all ranks the random number generators of rank 0."""
+"""Seeding, synchronizing and saving random number generators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.ipc.run_contract import read_ranks
 
 
 class RNGType(str, Enum):
-    """Which random number generator; compares equal to its value.
+    """A random number generator; compares equal to its value.
 
     Examples:
         >>> from headway.utils import RNGType
@@ -31,7 +31,7 @@ class RNGType(str, Enum):
     TORCH = "torch"  # of the CPU
     CUDA = "cuda"  # of the current GPU
     XPU = "xpu"
-    GENERATOR = "generator"  # a torch.Generator of the script
+    GENERATOR = "generator"  # the script's torch.Generator
 
     def __str__(self) -> str:
         return self.value
@@ -40,14 +40,14 @@ class RNGType(str, Enum):
 def synchronize_rng_states(
     rng_types: Iterable[str | RNGType], generator: torch.Generator | None = None
 ) -> None:
-    """Give all ranks the states that the generators have on rank 0; every rank calls this.
+    """Broadcast rank 0's random number generator states to all ranks; a collective call.
 
     Args:
         rng_types: `torch`, `cuda`, `xpu`, `generator`, or members of `RNGType`.
-        generator: the one that `generator` means.
+        generator: the generator to synchronize with type `generator`.
 
     Raises:
-        UsageError: another type, or `generator` without one.
+        UsageError: a type is invalid, or `generator` is missing for type `generator`.
 
     Examples:
         >>> import torch
@@ -62,7 +62,7 @@ def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
     if rng_type is RNGType.GENERATOR:
         if generator is None:
             raise UsageError(
-                "rng_type is 'generator', but there is no generator",
+                "rng_type is 'generator', but no generator was passed",
                 where="the script's synchronize_rng_states(...)",
                 fix="pass generator=..., or use rng_type 'torch'",
             )
@@ -75,7 +75,7 @@ def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
 
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
-    """Return members of `RNGType`; None is the samplers' generators alone."""
+    """Convert to members of `RNGType`; None selects only the samplers' generators."""
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(kind) for kind in rng_types]
     on_devices = [kind.value for kind in types if kind.value in KINDS]
     missing = [device for device in on_devices if not kind_of(device).is_available()]
@@ -83,27 +83,27 @@ def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
         raise UsageError(
             f"rng_types has {missing[0]!r}, but torch finds no GPU",
             where="the script's Accelerator(rng_types=...)",
-            fix="leave it out",
+            fix="omit it",
         )
     return types
 
 
 def _type_of(name: str | RNGType) -> RNGType:
-    check_choice("synchronize_rng_states", [*RNGType], "leave it out", rng_type=name)
+    check_choice("synchronize_rng_states", [*RNGType], "omit it", rng_type=name)
     return RNGType(name)
 
 
 @checked
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
-    """Seed Python's, numpy's and torch's generators, on all devices.
+    """Seed the generators of Python, numpy and torch on all devices.
 
     Every rank gets the same seed, so that models start with equal weights. The ranks then also draw
     the same random augmentations for their different samples, and the same dropout masks.
 
     Args:
-        seed: from 0 to 2**32 - 1.
-        device_specific: add the rank to the seed, so that each rank draws its own numbers.
-        deterministic: let torch use deterministic algorithms only, or raise an error.
+        seed: an integer from 0 to 2**32 - 1.
+        device_specific: add the rank to the seed, so that each rank draws different numbers.
+        deterministic: call `torch.use_deterministic_algorithms(True)`.
 
     Examples:
         >>> import torch
@@ -140,10 +140,10 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
-    """Restore the states that `generator_states` returned.
+    """Restore states returned by `generator_states`.
 
-    Generators without a state, or of an unused device, keep theirs. An invalid state raises
-    ValueError, TypeError or RuntimeError.
+    Generators without a saved state are not changed. An invalid state raises ValueError, TypeError
+    or RuntimeError.
     """
     torch.set_rng_state(states["torch"])
     if "python" in states:
@@ -155,9 +155,9 @@ def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 def are_generator_states(states: Any) -> bool:
-    """Return whether `set_generator_states` would accept these; no generator changes.
+    """Return whether `set_generator_states` would accept these states, without setting them.
 
-    numpy does not check the position in its 624 numbers, and would read other memory.
+    numpy does not check the position in its 624 numbers, and would read out of bounds.
     """
     try:
         torch.Generator().set_state(states["torch"])

@@ -1,4 +1,4 @@
-"""This process's ranks, device and device mesh; starts and ends the process group."""
+"""Device and device mesh of this process; setup and teardown of the process group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headway.machine.detection import detect_machine
 
 
 class DistributedType(str, Enum):
-    """How the ranks work together; compares equal to its name, as in Accelerate.
+    """The type of distributed setup; compares equal to its name, as in Accelerate.
 
     Examples:
         >>> from headway import DistributedType, PartialState
@@ -44,7 +44,7 @@ class DistributedType(str, Enum):
     MULTI_GPU = "MULTI_GPU"
     MULTI_XPU = "MULTI_XPU"
     FSDP = "FSDP"
-    # never reported: scripts written for Accelerate compare with them
+    # never set; for comparisons in scripts written for Accelerate
     DEEPSPEED = "DEEPSPEED"
     MEGATRON_LM = "MEGATRON_LM"
     XLA = "XLA"
@@ -58,7 +58,7 @@ class DistributedType(str, Enum):
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the ranks, and the device of its model and batches."""
+    """The rank of this process, and the device of its model and batches."""
 
     device: torch.device
     ranks: Ranks
@@ -69,20 +69,20 @@ class World:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks, along "data", in the default process group; only with several ranks."""
+        """All ranks along dimension "data" in the default process group; needs several ranks."""
         return _mesh_of(self.device.type, dist.group.WORLD, data=self.ranks.world_size)
 
     def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
-        """All ranks, along "replicas" and "shards": neighbours hold the parts of one model.
+        """All ranks along dimensions "replicas" and "shards"; adjacent ranks shard a replica.
 
-        It makes a process group for each row and column, so every rank must call it.
+        Creates a process group for each row and column, so every rank must call it.
         """
         replicas = self.ranks.world_size // shard_size
         return _mesh_of(self.device.type, dist.group.WORLD, replicas=replicas, shards=shard_size)
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What Accelerate calls this way of working together."""
+        """Accelerate's name of the distributed setup."""
         if self.ranks.world_size == 1:
             return DistributedType.NO
         return DistributedType(kind_of(self.device.type).distributed_type)
@@ -90,15 +90,14 @@ class World:
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """How the ranks form their process group; nothing with one rank.
+    """Arguments for `torch.distributed.init_process_group`; no effect with one rank.
 
     Args:
-        backend: a backend of torch.distributed; "nccl", the default, stands for what the device
-            needs: NCCL on GPUs, gloo on CPUs.
-        init_method: where the ranks find each other; None reads it from the environment, where the
-            launcher has put it.
-        timeout: how long a collective may wait; None is torch's: 10 minutes with NCCL, 30 with
-            gloo. It also holds for a group that exists already.
+        backend: a torch.distributed backend; the default "nccl" selects the backend for the
+            device: NCCL on GPUs, gloo on CPUs.
+        init_method: the URL of the rendezvous; None uses the launcher's environment variables.
+        timeout: the timeout of collectives; None uses torch's default: 10 minutes with NCCL, 30
+            with gloo. Also applies to an existing process group.
 
     Examples:
         >>> from datetime import timedelta
@@ -113,7 +112,7 @@ class InitProcessGroupKwargs(KwargsHandler):
 
     @property
     def named_backend(self) -> str | None:
-        """The backend that the script names; None for the default, which depends on the device."""
+        """The backend set by the script; None for the default, which depends on the device."""
         return None if self.backend == InitProcessGroupKwargs.backend else self.backend
 
 
@@ -125,15 +124,16 @@ def _mesh_of(device: str, _: object, **sizes: int) -> DeviceMesh:
 def join_world(
     device: str, gpu: int | None = None, settings: InitProcessGroupKwargs | None = None
 ) -> World:
-    """Choose this rank's device, and form the process group when there are several ranks.
+    """Choose this rank's device, and initialize the process group if there are several ranks.
 
     `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, or `auto` for the best that
-    every rank can have; `gpu` an index, in place of the local rank's. An existing group is used; it
-    must have the environment's size and the backend of `settings`, whose timeout it gets.
+    is available to every rank; `gpu` overrides the device index, by default the local rank. An
+    existing group must match the environment's size and the backend of `settings`; its timeout is
+    set.
     """
     settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
-    if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
+    if ranks.world_size == 1 and dist.is_initialized():  # the script created a group without RANK
         rank, size = dist.get_rank(), dist.get_world_size()
         ranks = Ranks(rank, rank, size, size)
     elif ranks.world_size == 1:
@@ -150,26 +150,26 @@ def join_world(
 
 
 def _require_single_process(*, is_rank: bool) -> None:
-    """Refuse to train alone in a process that its launcher counts as one of several."""
+    """Raise UsageError if the process trains alone but its launcher started several."""
     row = unknown_launcher()
     if row is None:
         return
-    told = f"{row.by} has started several, and this {row.what} trains alone"
+    told = f"{row.by} has started several, but this {row.what} trains alone"
     where = f"environment {row.size}, {row.rank}"
-    fix = f"`export {ALONE_VARIABLE}={ALONE}` if each is meant to, as under srun -n8 wandb agent"
-    if is_rank:  # RANK says 0 of 1, as of torchrun in each of the processes
+    fix = f"`export {ALONE_VARIABLE}={ALONE}` if this is intended, as with srun -n8 wandb agent"
+    if is_rank:  # RANK and WORLD_SIZE are 0 and 1, as with torchrun in each process
         log_once(f"note: {told} ({where}); fix: {fix}")
         return
-    start = "put `headway launch` before the script, which gives it RANK, WORLD_SIZE and so on"
+    start = "put `headway launch` before the script, which sets RANK, WORLD_SIZE and so on"
     raise UsageError(f"{told}: RANK is not set", where=where, fix=f"{start}; or {fix}")
 
 
 before_leaving: list[Callable[[], None]] = []
-"""What is called before the process group ends: it waits for those who still use it."""
+"""Functions to call before the process group is destroyed, which wait for its users."""
 
 
 def leave_world() -> None:
-    """End the process group, if there is one."""
+    """Destroy the process group, if there is one."""
     for wait in [*before_leaving]:
         wait()
     if dist.is_initialized():
@@ -178,25 +178,25 @@ def leave_world() -> None:
 
 
 def default_store() -> Any:
-    """Return the group's `PrefixStore` (torch 2.11 to 2.13); torch has no public name for it."""
+    """Return the group's `PrefixStore` (torch 2.11 to 2.13), which has no public name in torch."""
     return dist.distributed_c10d._get_default_store()
 
 
 _left: list[object] = []
-"""Groups that have ended, kept alive until the process exits. Where a DDP model holds the last
-reference to a group, torch joins gloo's threads without releasing the GIL, for which they may be
-waiting: a deadlock."""
+"""Destroyed groups, kept alive until the process exits. If a DDP model holds the last reference to
+a group, torch joins gloo's threads without releasing the GIL, which deadlocks if they wait for
+it."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Wait for gloo's threads before Python exits: a later one that needs the GIL aborts it.
+    """Wait for gloo's threads before Python exits: a thread that takes the GIL later aborts.
 
-    See pytorch#190489. Not after an unhandled exception: the other ranks are still working.
+    See pytorch#190489. Skipped after an unhandled exception: the other ranks are still working.
     """
     if getattr(sys, "last_type", None) is None:
         leave_world()
         _left.clear()
-        time.sleep(0.02)  # a thread that waits for the GIL gets it now
+        time.sleep(0.02)  # allow waiting threads to take the GIL
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -207,7 +207,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def rank_and_size_without_group() -> tuple[int, int]:
-    """Return the group's rank and size; without a group, those of the launch."""
+    """Return the group's rank and size; without a group, the launcher's."""
     if dist.is_initialized():
         return rank_and_size()
     ranks = read_ranks() or Ranks()
@@ -215,11 +215,11 @@ def rank_and_size_without_group() -> tuple[int, int]:
 
 
 def require_group(call: str) -> None:
-    """Refuse a call of all ranks if they have no process group to wait in."""
+    """Raise UsageError for a collective call without a process group."""
     size = rank_and_size_without_group()[1]
     if size != rank_and_size()[1]:
         raise UsageError(
-            f"{call} is a call of all {size} ranks, which have no process group here",
+            f"{call} must be called by all {size} ranks, but there is no process group",
             where=f"the script's {call}",
             fix="call it after Accelerator() and before end_training()",
         )
@@ -231,7 +231,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
         _refuse_unusable_gpu()
     if asked == "gpu" and name == "cpu":
         raise MachineError(
-            f"device is 'gpu', but this machine has none: {detect_machine().best_device()[1]}",
+            f"device is 'gpu', but there is no GPU: {detect_machine().best_device()[1]}",
             where="device 'gpu'",
             fix="choose `--device auto`, or `--cpu`",
         )
@@ -243,7 +243,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
         if index >= count:
             why = detect_machine().unavailable_reason(name) if not count else None
             raise MachineError(
-                f"local rank {ranks.local_rank} has no GPU of its own: torch sees {count} here"
+                f"there is no GPU for local rank {ranks.local_rank}: torch detects {count}"
                 + (f" ({why})" if why else ""),
                 where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
                 fix="start as many processes as there are GPUs, or train with `--cpu`",
@@ -252,7 +252,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
     if not kind.is_available():
         machine = detect_machine()
         why = machine.unavailable_reason(name)
-        reason = f"torch finds no {kind.maker} GPU that it can use here{f': {why}' if why else ''}"
+        reason = f"torch finds no usable {kind.maker} GPU{f': {why}' if why else ''}"
         raise MachineError(
             f"device is {name!r}, but {reason}",
             where=f"device {name!r}",
@@ -262,7 +262,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
 
 
 def _refuse_unusable_gpu() -> None:
-    """Refuse to take the CPU where a GPU's driver is loaded; report a card without one."""
+    """Raise if a GPU's driver is loaded but the GPU is unusable; log a GPU without a driver."""
     machine = detect_machine()
     if machine.unused_card:
         log_once(f"note: {machine.unused_card}; fix: install the driver")
@@ -271,7 +271,7 @@ def _refuse_unusable_gpu() -> None:
         from headway.machine.gpus import how_to_use_gpus
 
         raise MachineError(
-            f"a GPU's driver is loaded, but torch can use no GPU here: {reason}",
+            f"a GPU driver is loaded, but torch cannot use a GPU: {reason}",
             where="device 'auto'",
             fix="; or ".join([*how_to_use_gpus(machine), "train with Accelerator(cpu=True)"]),
         )
@@ -288,7 +288,7 @@ def group_device() -> torch.device:
 
 
 def best_device(ranks: Ranks) -> str:
-    """Return the best device that every rank can have."""
+    """Return the best device that is available to every rank."""
 
     def is_usable(kind: DeviceKind) -> bool:
         if kind.most_ranks is None or not kind.is_available():
@@ -304,19 +304,19 @@ def best_device(ranks: Ranks) -> str:
 
 
 def group_backend(device: torch.device) -> str | None:
-    """Return the backend that exchanges tensors on `device`; None without a group."""
+    """Return the process group's backend for `device`; None without a group."""
     return _backends().get(device.type)
 
 
 def _backends() -> dict[str, str]:
-    """Return the group's backend for each type of device; empty without a group."""
+    """Return the group's backends by device type; empty without a group."""
     if not dist.is_initialized():
         return {}
     return dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
 
 
 def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
-    # DDP imports this later; imported while a group exists, it would hold that group for ever
+    # DDP imports this later; if imported while a group exists, it would keep a reference to it
     import_module("torch.distributed.nn.functional")
     prefix_group_stores(import_module("torch.distributed.distributed_c10d"))
     device, own = world.device.type, kind_of(world.device.type).backend
@@ -338,36 +338,36 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
         limited = any(text in str(error) for text in ("new thread", "Resource temporarily"))
         start = "start the script with `headway launch` or torchrun, on every machine"
         raise LaunchError(
-            f"the {world.ranks.world_size} ranks could not form a group: {error}",
+            f"the {world.ranks.world_size} ranks could not form a process group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",
             fix=MORE_PROCESSES if limited else start,
         ) from error
 
 
 def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
-    """Set the existing group's timeout, all that can still be set."""
+    """Set the existing group's timeout; raise UsageError for settings that cannot be changed."""
     backend, contradicts = group_backend(world.device), ""
     if settings.named_backend not in (None, backend, str(dist.get_backend_config())):
         contradicts = f"backend is {settings.backend!r}, but the process group has {backend!r}"
     elif settings.init_method is not None:
-        contradicts = f"init_method is {settings.init_method!r}, but there is a process group"
+        contradicts = f"init_method is {settings.init_method!r}, but a process group exists"
     if contradicts:
         raise UsageError(
             contradicts,
             where="the script's InitProcessGroupKwargs(...)",
-            fix="make the Accelerator with this handler first, before PartialState() and others",
+            fix="create the Accelerator with this handler before PartialState() and others",
         )
     if settings.timeout is not None:
         set_group_timeout(settings.timeout)
 
 
 def set_group_timeout(timeout: timedelta) -> None:
-    """Set the timeout of the existing group's collectives. Relies on a private name of torch."""
+    """Set the timeout of the existing group's collectives. Relies on a private name in torch."""
     import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
 
 
 def group_timeout() -> timedelta:
-    """Return the timeout of the existing group's collectives. Relies on private names."""
+    """Return the timeout of the existing group's collectives. Relies on private names in torch."""
     group: Any = dist.group.WORLD
     timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return timeout
@@ -379,6 +379,6 @@ def _require_matching_group(ranks: Ranks) -> None:
         raise UsageError(
             f"this process is rank {ranks.rank} of {ranks.world_size},"
             f" but rank {rank} of {size} in its process group",
-            where="RANK and WORLD_SIZE, and the group that torch.distributed already has",
+            where="RANK and WORLD_SIZE, and the existing torch.distributed process group",
             fix="remove the script's own init_process_group(...) before Accelerator()",
         )

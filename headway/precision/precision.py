@@ -1,4 +1,4 @@
-"""Number formats: `Precision` is complete for fp32, bf16 and fp16 override what differs."""
+"""Mixed precision: the base class `Precision` for fp32, and its subclasses for bf16 and fp16."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headway.ipc.choices import PRECISIONS, NumberFormat, other_precisions
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """How `torch.autocast` computes in prepared models and under `accelerator.autocast()`.
+    """Arguments for `torch.autocast` in prepared models and `accelerator.autocast()`.
 
     Args:
         enabled: False computes in the dtypes of weights and inputs.
-        cache_enabled: whether weights are cast once for all their uses in a forward pass; None is
+        cache_enabled: whether the casts of weights are cached within a forward pass; None uses
             torch's default.
 
     Examples:
@@ -40,14 +40,14 @@ class AutocastKwargs(KwargsHandler):
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):
-    """The loss scale of fp16, as `torch.amp.GradScaler` takes it; other precisions have none.
+    """Arguments for `torch.amp.GradScaler` in fp16; no effect in other precisions.
 
     Args:
-        init_scale: the first loss scale.
-        growth_factor: by how much it grows after `growth_interval` steps without overflow.
-        backoff_factor: by how much it is multiplied after an overflow.
+        init_scale: the initial loss scale.
+        growth_factor: multiplies the scale after `growth_interval` steps without overflow.
+        backoff_factor: multiplies the scale after an overflow.
         growth_interval: a number of optimizer steps.
-        enabled: False computes in fp16 without loss scale.
+        enabled: False computes in fp16 without loss scaling.
 
     Examples:
         >>> from headway import GradScalerKwargs
@@ -74,15 +74,15 @@ P = TypeVar("P", bound="Precision")
 
 
 class Precision:
-    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule.
+    """Computes in the script's dtypes, usually fp32; the base class of other precisions.
 
-    A script can pass an instance of its own subclass: `Accelerator(mixed_precision=MyPrecision())`.
-    The Accelerator calls `set_up` first.
+    Scripts can pass an instance of a subclass: `Accelerator(mixed_precision=MyPrecision())`. The
+    Accelerator calls `set_up` first.
     """
 
     name = "no"
-    uses_autocast = False  # whether models that are prepared from now on compute under autocast
-    scaler: torch.amp.GradScaler | None = None  # what adapts the loss scale
+    uses_autocast = False  # whether models prepared from now on compute under autocast
+    scaler: torch.amp.GradScaler | None = None  # adapts the loss scale
 
     def set_up(self: P, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> P:
         """Use this precision on `device`, and return it."""
@@ -92,19 +92,19 @@ class Precision:
 
     @property
     def number_format(self) -> NumberFormat:
-        """What a device must support; by default the row of its name in `PRECISIONS`."""
+        """The format that a device must support; by default looked up in `PRECISIONS`."""
         return PRECISIONS.get(self.name) or NumberFormat(self.name, "float32")
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return the context in which a forward pass is computed."""
+        """Return the context for a forward pass."""
         return nullcontext()
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make every call of `model` compute in this precision."""
+        """Make every forward pass of `model` use this precision."""
         return model
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Add the gradients of `loss` to the parameters."""
+        """Accumulate the gradients of `loss`."""
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def loss_scale(self) -> float:
@@ -115,33 +115,33 @@ class Precision:
         """Divide the gradients of the optimizers that own `tensors` by the loss scale."""
 
     def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
-        """Make `optimizer` step; return whether the step was skipped for an overflow."""
+        """Step `optimizer`; return whether the step was skipped due to an overflow."""
         if closure is None:
-            optimizer.step()  # some of the scripts' own take no closure
+            optimizer.step()  # some custom optimizers do not take a closure
         else:
             optimizer.step(closure)
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what changes in training: the loss scale, where there is one."""
+        """Return the state that changes in training: the loss scale in fp16."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`, from a run with the same precision."""
 
     def gradients_dropped(self, optimizer: Optimizer) -> None:
-        """Note that the gradients of `optimizer` were set to zero."""
+        """Record that the gradients of `optimizer` were reset."""
 
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def convert_to_fp32(tensor: Any) -> Any:
-    """Return nested `tensor` with its tensors of float16 and bfloat16 in float32.
+    """Convert all float16 and bfloat16 tensors in nested data to float32.
 
     Args:
-        tensor: tensors of any shape and dtype, alone or nested in lists, tuples and mappings; other
-            objects are kept as they are.
+        tensor: a tensor of any shape and dtype, or lists, tuples and mappings of tensors; other
+            objects are returned unchanged.
 
     Examples:
         >>> import torch
@@ -153,12 +153,12 @@ def convert_to_fp32(tensor: Any) -> Any:
 
 
 class ConvertOutputsToFp32:
-    """A forward function whose half-precision outputs are in fp32.
+    """A forward function that converts its half-precision outputs to fp32.
 
-    It can be pickled and copied where `model_forward` can.
+    It can be pickled and copied if `model_forward` can.
 
     Args:
-        model_forward: any function; what it returns goes through `convert_to_fp32`.
+        model_forward: any function; `convert_to_fp32` is applied to its result.
 
     Examples:
         >>> import torch
@@ -178,7 +178,7 @@ class ConvertOutputsToFp32:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> ConvertOutputsToFp32:
-    """Return `model_forward` with its half-precision outputs in fp32.
+    """Wrap `model_forward` to convert its half-precision outputs to fp32.
 
     Examples:
         >>> import torch
@@ -196,7 +196,7 @@ def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Bf16(Precision):
-    """Forward passes under autocast to bfloat16; weights and gradients stay in fp32."""
+    """Computes forward passes under autocast to bfloat16; weights and gradients stay in fp32."""
 
     name = "bf16"
     dtype = torch.bfloat16
@@ -224,7 +224,7 @@ class _AutocastForward:
     """An object, not a closure, so that a copied or unpickled model calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any], arguments: _AutocastArguments) -> None:
-        self.__wrapped__ = forward  # what inspect.signature() looks at
+        self.__wrapped__ = forward  # read by inspect.signature()
         self._arguments = arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,10 +240,10 @@ def restore_forward(model: torch.nn.Module) -> None:
 
 
 class Fp16(Bf16):
-    """Forward passes under autocast to float16, with a loss scale that adapts to overflows.
+    """Computes forward passes under autocast to float16, with dynamic loss scaling.
 
-    The scale changes at the first backward pass after a step, so that several optimizers may step
-    on the gradients of one backward pass.
+    The scale is updated in the first backward pass after a step, so that several optimizers can
+    step on the gradients of the same backward pass.
     """
 
     name = "fp16"
@@ -278,14 +278,14 @@ class Fp16(Bf16):
     def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
         if closure is not None:
             raise UsageError(
-                "optimizer.step() got a closure, which fp16's loss scale cannot work with",
+                "optimizer.step() got a closure, which fp16 loss scaling does not support",
                 where="mixed_precision 'fp16'",
-                fix="use mixed_precision bf16, or an optimizer without closure",
+                fix="use mixed_precision bf16, or an optimizer without a closure",
             )
         steps: list[bool] = []
 
         def note_step(optimizer: Optimizer, *_: Any) -> None:
-            # fused optimizers are called in any case, and skip the step themselves on found_inf
+            # fused optimizers are always called, and skip the step themselves on found_inf
             steps.append(not bool(getattr(optimizer, "found_inf", False)))
 
         hook = optimizer.register_step_pre_hook(note_step)
@@ -301,12 +301,12 @@ class Fp16(Bf16):
             self._adapt_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._has_stepped:  # the next backward pass would begin so
+        if self._has_stepped:  # as the next backward pass would
             self._adapt_scale()
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # in place, as scripts hold it; without what it knows of gradients that are gone
+        # in place, because scripts hold references; drops its state of previous gradients
         vars(self.scaler).update(vars(self._new_scaler()))
         self.scaler.load_state_dict(state)
         self._unscaled.clear()
@@ -350,14 +350,14 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision for `device`, which must support it; messages name `where`."""
+    """Return the precision for `device`; raise if unsupported, with the origin `where`."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
     fits = other_precisions(kind.lacking)
     if name in PRECISIONS and name not in ("no", *fits):
         raise UsageError(
-            f"mixed_precision is {name!r}, but the device is the {kind.label}, where {name} gains"
-            " nothing",
+            f"mixed_precision is {name!r}, but the device is the {kind.label}, where {name} has no"
+            " benefit",
             where=where,
             fix=f"use {', '.join([*reversed(fits), 'or no'])}",
         )

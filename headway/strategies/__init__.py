@@ -1,1 +1,1 @@
-"""How the ranks share one model. Only the runtime comes in."""
+"""Strategies for sharing a model between ranks; part of the runtime only."""

@@ -1,4 +1,4 @@
-"""Compiles models, whole or block by block, and finds the model in a compiled or wrapped one."""
+"""Compiles whole models or their repeated blocks, and unwraps compiled and wrapped models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.strategies.units import units_of
 
 
 class DynamoBackend(str, Enum):
-    """The usual backends of `torch.compile`; a name that torch has registered does as well.
+    """The usual backends of `torch.compile`; other registered backends are passed by name.
 
     Examples:
         >>> from headway.utils import DynamoBackend, TorchDynamoPlugin
@@ -45,15 +45,15 @@ class TorchDynamoPlugin(KwargsHandler):
     """How prepared models are compiled with `torch.compile`.
 
     Args:
-        backend: a `DynamoBackend`, the name of a backend that torch has registered (case does not
-            matter for the usual ones), or a function; None and "no" do not compile.
+        backend: a `DynamoBackend`, the name of a registered backend (case-insensitive for the
+            usual ones), or a function; None and "no" disable compilation.
         mode: "default", "reduce-overhead" or "max-autotune"; None is "default".
         fullgraph: whether a graph break is an error; None is False.
-        dynamic: whether to compile for changing shapes; None lets torch find out.
-        options: options of the backend, in place of a mode.
-        disable: make `torch.compile` do nothing.
-        use_regional_compilation: compile each block that the model repeats, such as a layer of a
-            transformer, in place of the whole model: the code of one block serves for all.
+        dynamic: whether to compile for dynamic shapes; None detects dynamic shapes automatically.
+        options: options of the backend, instead of a mode.
+        disable: turn `torch.compile` into a no-op.
+        use_regional_compilation: compile the model's repeated blocks, such as transformer layers,
+            instead of the whole model; equal blocks share compiled code.
 
     Examples:
         >>> from headway.utils import TorchDynamoPlugin
@@ -80,11 +80,11 @@ class TorchDynamoPlugin(KwargsHandler):
 
     @property
     def compiles(self) -> bool:
-        """Whether models are compiled at all."""
+        """Whether models are compiled."""
         return self.backend is not DynamoBackend.NO
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a copy of all fields, the backend as torch calls it."""
+        """Return a copy of all fields, with torch's name of the backend."""
         found = super().to_dict()
         if isinstance(self.backend, DynamoBackend):
             found["backend"] = self.backend.value.lower()
@@ -98,10 +98,10 @@ class TorchDynamoPlugin(KwargsHandler):
 
 
 def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
-    """Return `model` compiled by `plugin`; one that is already compiled unchanged.
+    """Compile `model` as configured by `plugin`, unless it is already compiled.
 
-    Blocks are compiled in place: weights keep their names. A model without repeated blocks is
-    compiled whole.
+    Blocks are compiled in place, so that parameter names do not change. A model without repeated
+    blocks is compiled as a whole.
     """
     if not plugin.compiles or uncompiled(model) is not model:
         return model
@@ -111,10 +111,10 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
 
 
 def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin) -> bool:
-    """Compile blocks in place, with code that equal blocks share; return whether there were any.
+    """Compile blocks in place, sharing code between equal blocks; return whether there were any.
 
-    `Module.compile()` does nothing for torch's own classes, such as Linear, whose frames dynamo
-    skips; so this sets the private attribute that it would set.
+    `Module.compile()` has no effect on torch's own classes, such as Linear, because dynamo skips
+    their frames; this sets the same private attribute instead.
     """
     if not plugin.compiles or not blocks:
         return False
@@ -133,30 +133,30 @@ def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that `torch.compile` was given, or `model` itself."""
+    """Return the original of a model compiled by `torch.compile`, or `model` itself."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, torch.nn.Module) else model
 
 
 def _arguments(plugin: TorchDynamoPlugin) -> dict[str, Any]:
-    """Return the arguments for `torch.compile`; UsageError for an unknown backend."""
+    """Return the arguments for `torch.compile`; raise UsageError if the backend is unknown."""
     arguments = plugin.to_kwargs()
     backend, known = arguments["backend"], torch.compiler.list_backends(exclude_tags=())
     if isinstance(backend, str) and backend not in known:
         guess = did_you_mean(backend, known)
         raise UsageError(
-            f"backend is {backend!r}, which torch.compile does not have",
+            f"unknown torch.compile backend {backend!r}",
             where="the script's dynamo_backend or TorchDynamoPlugin(...)",
             fix=f"did you mean {guess!r}?" if guess else f"pass one of {', '.join(known)}",
         )
     return arguments
 
 
-# ------------------------------------------------------------------ the model inside
+# ------------------------------------------------------------------ unwrapping
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Return whether `module` is what torch.compile() returned.
+    """Return whether `module` was returned by torch.compile().
 
     Examples:
         >>> import torch
@@ -180,7 +180,7 @@ def has_compiled_regions(module: torch.nn.Module) -> bool:
 
 
 def is_peft_model(model: torch.nn.Module) -> bool:
-    """Return whether `model` is one of peft's, or is wrapped around one.
+    """Return whether `model` is a peft model, or wraps one.
 
     Examples:
         >>> import torch
@@ -188,7 +188,7 @@ def is_peft_model(model: torch.nn.Module) -> bool:
         >>> is_peft_model(torch.nn.Linear(2, 1))
         False
     """
-    peft = sys.modules.get("peft")  # without it nobody has made one
+    peft = sys.modules.get("peft")  # if not imported, there are no peft models
     return peft is not None and isinstance(
         uncompiled(extract_model_from_parallel(model)), peft.PeftModel
     )
@@ -216,9 +216,9 @@ def extract_model_from_parallel(
     """Return the model inside DistributedDataParallel or DataParallel.
 
     Args:
-        keep_fp32_wrapper: let the model go on computing under autocast, with outputs in fp32.
-        keep_torch_compile: return a model that was compiled as such.
-        recursive: unwrap everything that has an attribute `module`, and the same for submodules.
+        keep_fp32_wrapper: keep the autocast wrapper of the forward pass, with outputs in fp32.
+        keep_torch_compile: keep the torch.compile wrapper.
+        recursive: unwrap every module with an attribute `module`, including submodules.
 
     Examples:
         >>> import torch

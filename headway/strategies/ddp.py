@@ -1,12 +1,11 @@
-"""DistributedDataParallel: every rank has a copy of the model and its own share of each batch.
+"""DistributedDataParallel: every rank has a replica of the model and its own share of each batch.
 
-How long a rank only waits for the exchange of gradients, from its last gradient to the end of the
-pass, is noted by hooks of torch's public `register_post_accumulate_grad_hook`: at first on all
-parameters, and after some steps on those alone that came last in one of them. Of short steps one in
-some milliseconds is watched, and stands for those before it. All ranks must compute the same graph
-in each pass. Where parameters may be unused, and where ranks share a model, waiting counts as the
-backward pass. On a GPU the hooks run when a gradient is queued; the clock then has an event of the
-device there.
+Hooks registered with `register_post_accumulate_grad_hook` measure how long a rank waits for the
+gradient all-reduce, from its last gradient to the end of the backward pass: at first on all
+parameters, and after a few steps only on those that were last in one of them. If steps are short,
+one step every few milliseconds is sampled. All ranks must compute the same graph in each pass. With
+unused parameters and with sharded models, waiting counts as part of the backward pass. On a GPU the
+hooks run when a gradient is queued, and the clock records a device event.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, Strat
 from headway.strategies.weights import ModelWeights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes
-_WATCHED_EVERY_S = 0.005  # where steps are shorter
-_NUM_STEPS = 3  # in which all parameters are looked at; DDP orders its buckets after the first
+_WATCHED_EVERY_S = 0.005  # sampling interval for shorter steps
+_NUM_STEPS = 3  # steps with hooks on all parameters; DDP reorders its buckets after the first
 
 
 class DDP(Strategy):
-    """Gradients are averaged over the ranks during the backward pass.
+    """Replicates the model, and averages gradients over the ranks during the backward pass.
 
-    Rank 0's weights are copied to the others at the start.
+    Rank 0's weights are broadcast to the other ranks at the start.
     """
 
     name = "ddp"
@@ -82,10 +81,10 @@ class DDP(Strategy):
         return shared
 
     def _copy_from_rank_0(self, model: torch.nn.Module) -> None:
-        """Give all ranks rank 0's weights, as DDP does for models that are trained."""
+        """Broadcast rank 0's weights, as DDP does for models that are trained."""
         if not has_real_ranks():
             return
-        ModelWeights(model, self._world.device)  # refuses models that are not the same
+        ModelWeights(model, self._world.device)  # raises if the models differ
         group = self._world.mesh.get_group("data")
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         _sync_module_states(
@@ -99,7 +98,7 @@ class DDP(Strategy):
             note_buffers(shared, progress.clock)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        if not isinstance(model, DistributedDataParallel):  # the usual case needs no search
+        if not isinstance(model, DistributedDataParallel):  # skips unwrapping in the common case
             model = uncompiled(model)
         return model.no_sync() if isinstance(model, DistributedDataParallel) else NOTHING
 
@@ -117,7 +116,7 @@ class DDP(Strategy):
             model.require_backward_grad_sync = was_synced
 
     def broadcasts_buffers(self, model: torch.nn.Module) -> bool:
-        """Return whether all ranks get rank 0's buffers before they compute with `model` again.
+        """Return whether rank 0's buffers are broadcast before the next forward pass of `model`.
 
         DDP does not broadcast them after a forward pass without gradients or under `no_sync`.
         """
@@ -139,7 +138,7 @@ def _in_forward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Call a method in the place of `forward()`, so that DDP exchanges the gradients."""
+    """Call a method in place of `forward()`, so that DDP synchronizes the gradients."""
     own = vars(inner).get("forward")
 
     def restore() -> None:
@@ -159,23 +158,24 @@ def _in_forward(
 
 
 def _prepare_exchange(model: DistributedDataParallel) -> None:
-    """Make the next backward pass exchange gradients, as after a forward pass outside `no_sync`.
+    """Make the next backward pass synchronize gradients, as after a forward pass outside `no_sync`.
 
-    Relies on undocumented names of torch: `reducer`, with `prepare_for_backward`.
+    Relies on undocumented names in torch: `reducer` and `prepare_for_backward`.
     """
     model.require_backward_grad_sync = True
     model.reducer.prepare_for_backward([])
 
 
 def _fix_buckets(model: DistributedDataParallel) -> None:
-    """Keep the buckets of gradients the same in every step, also after a restart.
+    """Keep DDP's gradient buckets the same in every step, also after a restart.
 
-    DDP reorders them after a process's first step, as gradients become ready, and a gradient's
-    place in its bucket decides in which order three or more ranks are summed up. A pass with zero
-    gradients makes them ready in DDP's initial order; its first forward pass then fixes them.
+    After the first step of a process, DDP reorders the buckets by when gradients became ready, and
+    the position in a bucket determines the summation order over three or more ranks. A backward
+    pass with zero gradients makes them ready in DDP's initial order, which its first forward pass
+    then fixes.
 
-    Relies on undocumented names of torch: `reducer`, with `prepare_for_backward`, and
-    parameters' `_post_accumulate_grad_hooks`, which must not see zeros.
+    Relies on undocumented names in torch: `reducer`, `prepare_for_backward`, and parameters'
+    `_post_accumulate_grad_hooks`, which must not see zeros.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     is_sparse = any(getattr(module, "sparse", False) for module in model.module.modules())
@@ -192,9 +192,9 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def _watch_frozen(model: DistributedDataParallel) -> None:
-    """Make forward passes refuse parameters that DDP skips, as they were frozen at its start.
+    """Raise in forward passes if parameters that were frozen when DDP was created are trained.
 
-    Each rank would train them with its own gradients.
+    DDP skips them, so each rank would train them with its own gradients.
     """
     named = model.module.named_parameters()
     if frozen := {name: p for name, p in named if not p.requires_grad}:
@@ -205,8 +205,8 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
     trained = next((name for name, p in frozen.items() if p.requires_grad), None)
     if trained is not None and torch.is_grad_enabled():
         raise UsageError(
-            f"{trained} was frozen when its model was prepared, and requires gradients now, which"
-            " DistributedDataParallel would not average over the ranks",
+            f"{trained} was frozen when its model was prepared but now requires grad, so"
+            " DistributedDataParallel would not average its gradients over the ranks",
             where="the script's requires_grad_(True) after prepare(...)",
             fix="freeze it after prepare(), with DistributedDataParallelKwargs("
             "find_unused_parameters=True), or use strategy fsdp",
@@ -214,23 +214,23 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
 
 
 def _exchanges_itself(model: torch.nn.Module) -> bool:
-    module = sys.modules.get("torch.distributed.fsdp")  # slow to import; it is where this was used
+    module = sys.modules.get("torch.distributed.fsdp")  # slow; imported if in use
     return module is not None and isinstance(uncompiled(model), module.FSDPModule)
 
 
-# ------------------------------------------------------------------ waiting for the exchange
+# ------------------------------------------------------------------ waiting for the all-reduce
 
 
 def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
-    """Count the time that a model's backward passes wait for other ranks.
+    """Measure how long a model's backward passes wait for other ranks.
 
-    Each parameter that requires a gradient must get one in every pass.
+    Each parameter that requires grad must receive a gradient in every pass.
     """
     _LastGradient(model, progress)
 
 
 def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
-    """Count the time that a forward pass waits for rank 0's buffers before it computes."""
+    """Measure how long forward passes wait for rank 0's buffers before computing."""
 
     def begin(*_: Any) -> None:
         if clock.phase == FORWARD:
@@ -246,13 +246,13 @@ def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
 
 class _LastGradient:
-    """Finds which parameters' gradients come last, and watches these in some of the steps."""
+    """Finds the parameters whose gradients are ready last, and hooks these in some steps."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         self._trained = [p for p in model.module.parameters() if p.requires_grad]
         self._progress = progress
         self._hooks: dict[int, RemovableHandle] = {}
-        self._last: int | None = None  # the parameter whose gradient came last in this step
+        self._last: int | None = None  # the parameter whose gradient was ready last in this step
         self._lasts: list[int] = []  # of the first steps
         self._watch(range(len(self._trained)))
         progress.call_after_steps(model, self._end_step)
@@ -274,7 +274,7 @@ class _LastGradient:
         self._last = number
 
     def _end_step(self) -> float:
-        """Return the time on the clock after which the end of a step is to be noted again."""
+        """Return the clock time after which to call this again at the end of a step."""
         mark = self._progress.clock.mark
         last, self._last = self._last, None
         if last is None:

@@ -1,4 +1,4 @@
-"""Settings of DistributedDataParallel, and the hooks by which it exchanges gradients."""
+"""Settings of DistributedDataParallel, and its communication hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALL = "the script's DistributedDataParallelKwargs(...)"
 
 
 class DDPCommunicationHookType(Enum):
-    """How DistributedDataParallel exchanges gradients: as they are, or compressed.
+    """DistributedDataParallel's communication hooks: no compression, fp16, bf16 or PowerSGD.
 
     Examples:
         >>> from headway import DistributedDataParallelKwargs
@@ -48,20 +48,20 @@ _NOT_OF_DDP = "comm_hook", "comm_wrapper", "comm_state_option", "compare_weights
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """How models are wrapped in `torch.nn.parallel.DistributedDataParallel`; nothing with one rank.
+    """Arguments for `torch.nn.parallel.DistributedDataParallel`; no effect with one rank.
 
     Args:
-        dim: as torch's argument of the same name, like the six after it.
-        comm_hook: how gradients are exchanged: in fp16, in bf16, or by PowerSGD
+        dim: as in DistributedDataParallel, like the next six arguments.
+        comm_hook: how gradients are compressed for the all-reduce: fp16, bf16 or PowerSGD
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
         comm_state_option: arguments for torch's PowerSGDState, with a PowerSGD hook only.
         compare_weights: whether ranks compare the weights and learning rates of prepared objects,
-            after 1, 2, 4, ..., 1024 optimizer steps and each 1024 more, at checkpoints, and in
-            `end_training()`.
+            after 1, 2, 4, ..., 1024 optimizer steps and every 1024 steps from then on, at
+            checkpoints, and in `end_training()`.
 
     Raises:
-        UsageError: a hook or wrapper is unknown, or the three do not go together.
+        UsageError: a hook or wrapper is unknown, or the `comm_` arguments are incompatible.
 
     Examples:
         >>> from headway import DistributedDataParallelKwargs
@@ -99,14 +99,14 @@ class DistributedDataParallelKwargs(KwargsHandler):
             )
 
     def to_dict(self, ignore_keys: tuple[str, ...] = _NOT_OF_DDP) -> dict[str, Any]:
-        """Return a copy of all fields but `ignore_keys`: those that DDP itself takes."""
+        """Return a copy of all fields except `ignore_keys`: by default, DDP's own arguments."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Make `model` exchange gradients by `comm_hook`; the Accelerator calls it.
+        """Register `comm_hook` with `model`; called by the Accelerator.
 
         Raises:
-            MachineError: torch has the hook for other devices only, such as BF16 for GPUs.
+            MachineError: torch does not support the hook on this device, such as BF16 on CPUs.
 
         Examples:
             >>> import torch
@@ -134,7 +134,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
             model.register_comm_hook(state, hook)
         except TypeError as error:
             raise MachineError(
-                f"comm_hook is {self.comm_hook}, which torch does not have here: {error}",
+                f"torch does not support comm_hook {self.comm_hook} on this machine: {error}",
                 where=_CALL,
                 fix="pass comm_hook=DDPCommunicationHookType.FP16, or none",
             ) from error
@@ -144,7 +144,7 @@ def _hook_type(
     name: str, value: object, choices: tuple[DDPCommunicationHookType, ...]
 ) -> DDPCommunicationHookType:
     text = getattr(value, "value", value)
-    fix = f"pass {name}=DDPCommunicationHookType.BF16, or another of them"
+    fix = f"pass {name}=DDPCommunicationHookType.BF16, or another supported type"
     known = [choice.value for choice in choices]
     check_choice("DistributedDataParallelKwargs", known, fix, **{name: text})
     return DDPCommunicationHookType(text)

@@ -1,7 +1,7 @@
-"""Fully sharded data parallelism (FSDP2): each rank holds a part of every parameter.
+"""Fully sharded data parallelism (FSDP2): each rank holds a shard of every parameter.
 
-First the strategies; then what a model does while its weights are gathered, and the optimizers that
-follow its new parameters.
+The strategies come first, then calls of models with gathered weights, and optimizers that follow
+replaced parameters.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ PREPARE = "the script's prepare(...)"
 
 
 class FSDP(Strategy):
-    """Parameters, gradients and optimizer states are sharded; a unit is gathered when it is used.
+    """Shards parameters, gradients and optimizer states, and all-gathers each unit for its use.
 
-    Every rank reads its own share of each batch. Gradients are averaged after each backward pass:
-    those that accumulate are sharded as well.
+    Every rank reads its own share of each batch. Gradients are reduce-scattered in each backward
+    pass, so accumulated gradients are sharded as well.
     """
 
     name = "fsdp"
@@ -62,12 +62,12 @@ class FSDP(Strategy):
         self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
         if settings.cpu_offload and world.device.type == "cpu":
             raise UsageError(
-                "cpu_offload moves parameters from a GPU to the CPU, but this run is on the CPU",
+                "cpu_offload requires GPUs, but this run is on the CPU",
                 where="the setting cpu_offload",
                 fix="remove cpu_offload, or run on GPUs",
             )
         self._mesh = world.mesh
-        self._withheld: WeakSet[torch.nn.Module] = WeakSet()  # gradients stay on their rank
+        self._withheld: WeakSet[torch.nn.Module] = WeakSet()  # gradients are not synchronized
 
     def prepare_model(
         self,
@@ -110,9 +110,7 @@ class FSDP(Strategy):
         self._extend_calls(model)
 
     def _extend_calls(self, model: torch.nn.Module) -> None:
-        """Allow first calls under inference_mode(), calls of other methods than `forward`, and
-        buffers that are rank 0's.
-        """
+        """Support first calls under inference_mode(), `forward_methods` and buffer broadcasts."""
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
         names = dict.fromkeys(("generate", *self._settings.forward_methods))
@@ -135,8 +133,7 @@ class FSDP(Strategy):
         described = ", ".join(f"{count} of {name}" for name, count in counts.items())
         log(
             f"{_name_of(model)} is sharded over {self._mesh.size(self._mesh.ndim - 1)} ranks, in"
-            " units: "
-            + (f"{described}, and the rest" if described else "the whole model, one unit")
+            " units: " + (f"{described}, and the rest" if described else "the whole model")
         )
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
@@ -146,7 +143,7 @@ class FSDP(Strategy):
         return self._synced(model, False)
 
     def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return NOTHING  # sharded gradients need less memory than whole ones
+        return NOTHING  # sharded gradients need less memory than unsharded gradients
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._synced(model, True)
@@ -227,7 +224,7 @@ class FSDP(Strategy):
 
 
 class HSDP(FSDP):
-    """FSDP among `shard_size` neighbours; the groups of neighbours hold equal parts."""
+    """FSDP within groups of `shard_size` adjacent ranks, replicated across groups."""
 
     name = "hsdp"
 
@@ -248,10 +245,10 @@ def _checked_shard_size(world: World, shard_size: int | None) -> int:
         raise UsageError(
             f"shard_size is {shard_size}, which does not divide the {ranks.world_size} ranks"
             if shard_size
-            else "strategy is 'hsdp' on one machine, and shard_size is not set",
+            else "strategy is 'hsdp' on one machine, but shard_size is not set",
             where="the settings strategy and shard_size",
-            fix="use strategy fsdp, or set shard_size, the number of ranks that hold one copy of"
-            f" the model, to a divisor of {ranks.world_size}",
+            fix="use strategy fsdp, or set shard_size, the number of ranks per replica of the"
+            f" model, to a divisor of {ranks.world_size}",
         )
     return size
 
@@ -260,14 +257,14 @@ def _require_not_empty(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.numel() == 0:
             raise UsageError(
-                f"the parameter {name} of {type(model).__name__} is empty, and cannot be sharded",
+                f"the parameter {name} of {type(model).__name__} is empty and cannot be sharded",
                 where=PREPARE,
-                fix="leave it out of the model, or use strategy ddp",
+                fix="remove it from the model, or use strategy ddp",
             )
 
 
 def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
-    """Raise UsageError unless torch can gather each unit's trained weights as one tensor."""
+    """Raise UsageError unless all trained weights of each unit have the same dtype."""
     seen: set[torch.nn.Module] = set()
     for unit in units:
         own = {*unit.modules()} - seen
@@ -279,8 +276,8 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
                 f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
                 " unit, which cannot be sharded together",
                 where=PREPARE,
-                fix="convert the model to one dtype (mixed_precision computes in another), name"
-                " units of one dtype each in wrap, or use strategy ddp",
+                fix="convert the model to a single dtype (mixed_precision sets that of the"
+                " computation), name units with a single dtype in wrap, or use strategy ddp",
             )
 
 
@@ -291,7 +288,7 @@ def _unsharded(unit: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _gather_first(units: list[Any], *_: Any) -> None:
-    """Make buffers before a first inference_mode() pass: made in it, they could not be trained."""
+    """Allocate FSDP's buffers before a first inference_mode() pass, so that they are trainable."""
     if units and torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             while units:
@@ -312,7 +309,7 @@ def _name_of(sharded: torch.nn.Module) -> str:
 
 def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
     raise UsageError(
-        f"copy.deepcopy() cannot copy {_name_of(model)}: it is sharded over the ranks",
+        f"copy.deepcopy() does not support {_name_of(model)}, which is sharded over the ranks",
         where="the script's deepcopy(...) or AveragedModel(...) after prepare()",
         fix="copy the model before prepare(); for an average of its weights, keep"
         " [p.detach().clone() for p in model.parameters()]",
@@ -321,7 +318,7 @@ def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
 
 def _refuse_state_dict(*_: Any) -> NoReturn:
     raise UsageError(
-        "state_dict() of a sharded model in accelerator.whole(...)",
+        "state_dict() of a sharded model was called in accelerator.whole(...)",
         where="the script's state_dict()",
         fix="call accelerator.get_state_dict(model) on every rank, outside of whole()",
     )
@@ -340,9 +337,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 def _gathered_to_the_end(
     model: Any, units: list[Any], method: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a method, in which `forward()` does not free weights that its caller has gathered.
+    """Call a method, keeping the model's gathered weights until it returns.
 
-    torch's own wrapper of methods would free them after each call, though the caller needs them.
+    torch's own wrapper frees them after each inner `forward()`, although the method needs them.
     """
     _gather_first(units)
     model.set_reshard_after_forward(False, recurse=False)
@@ -354,7 +351,7 @@ def _gathered_to_the_end(
 
 
 def _number_of_all(_: object, args: tuple[object, ...], __: object) -> Any:
-    """Return the number in a DTensor, of whose parts each rank has its own."""
+    """Return the value of a single-element DTensor, gathered from all ranks if sharded."""
     tensor: Any = args[0]
     if all(placement.is_replicate() for placement in tensor.placements):
         return tensor.to_local().item()
@@ -362,47 +359,47 @@ def _number_of_all(_: object, args: tuple[object, ...], __: object) -> Any:
     return tensor.full_tensor().item()
 
 
-# torch returns that of the rank's part; its table of such functions has no public name
+# torch returns the value of the local shard; its handler table has no public name
 _OF_OPERATIONS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
 _OF_OPERATIONS[torch.ops.aten._local_scalar_dense.default] = _number_of_all
 
 
-_SUCCESSOR = "_headway_successor"  # of a parameter: the one that a prepared model has in its place
+_SUCCESSOR = "_headway_successor"  # of a parameter: its replacement in the prepared model
 
 
 def succeeds(old: torch.Tensor, new: torch.Tensor) -> None:
-    """Note that `new` replaces `old`, and free the memory of `old`."""
+    """Record that `new` replaces `old`, and free the memory of `old`."""
     if old is new or hasattr(old, _SUCCESSOR):
-        return  # the second place of a tied parameter
+        return  # a tied parameter, already replaced
     new.__dict__.update(old.__dict__)
     setattr(old, _SUCCESSOR, new)
     old.grad = None
     old.data = old.data.new_empty(0)
 
 
-_NEEDS = {  # of optimizers that do not work with shards
-    "Adafactor": "needs the rows and columns of whole parameters",  # torch's and others'
-    "Rprop": "writes to elements that a mask selects, which torch cannot do in shards",
+_NEEDS = {  # optimizers that do not support shards
+    "Adafactor": "needs full rows and columns of parameters",  # torch's and others'
+    "Rprop": "uses masked assignment, which torch does not support for shards",
 }
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
-    """Make `optimizer` update the successors of its parameters, with its state so far."""
+    """Replace an optimizer's parameters with their successors, and move its state to them."""
     kind = type(optimizer).__name__
     if kind in _NEEDS:
         raise UsageError(
             f"{kind} cannot train a sharded model: it {_NEEDS[kind]}",
             where="the script's prepare(...)",
-            fix="use AdamW, or another optimizer that updates each element by itself",
+            fix="use AdamW, or another element-wise optimizer",
         )
     for group in optimizer.param_groups:
         for old in group["params"]:
             if not isinstance(getattr(old, _SUCCESSOR, old), DTensor):
                 raise UsageError(
-                    f"{kind} has a parameter of shape {list(old.shape)} that belongs to no"
-                    " prepared model: its steps would change nothing that is trained",
+                    f"{kind} has a parameter of shape {list(old.shape)} that does not belong to a"
+                    " prepared model: its steps would have no effect",
                     where="the script's prepare(...)",
-                    fix="give prepare() the model together with the optimizer, or before it",
+                    fix="pass the model to prepare() together with the optimizer, or before it",
                 )
     for group in optimizer.param_groups:
         # in place: LBFGS and others keep the list
@@ -419,9 +416,9 @@ def _followed(old: torch.Tensor, state: Any) -> torch.Tensor:
 
 
 def sharded_as(parameter: torch.Tensor, value: Any) -> Any:
-    """Return `value` sharded as `parameter`, if it is a whole tensor of the same shape.
+    """Return `value` sharded like `parameter`, if it is an unsharded tensor of the same shape.
 
-    Every rank takes its part of its own `value`; nothing is sent.
+    Every rank slices its own `value`, without communication.
     """
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor):
         return value
@@ -437,15 +434,14 @@ def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
     where = f"the script's {method}(...)"
     if any(hasattr(tensor, _SUCCESSOR) for tensor in tensors):
         raise UsageError(
-            f"{method}() got parameters from before prepare(), which have been replaced by sharded"
-            " ones",
+            f"{method}() got parameters that prepare() has replaced with sharded parameters",
             where=where,
-            fix=f"pass those of the prepared model: {method}(model.parameters(), ...)",
+            fix=f"pass the prepared model's parameters: {method}(model.parameters(), ...)",
         )
     if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
         raise UsageError(
             f"{method}() got sharded parameters together with parameters of a model that is not"
             " prepared; torch cannot clip both at once",
             where=where,
-            fix="prepare that model too, or call it once for each of the two",
+            fix=f"prepare that model too, or call {method}() separately for each model",
         )

@@ -1,6 +1,6 @@
-"""Counts the steps of a script that trains without an Accelerator, by torch's hook for optimizers.
+"""Counts the steps of scripts without an Accelerator, by a global optimizer hook.
 
-The launcher has this module imported once the script has imported torch.
+The launcher arranges for this module to be imported after torch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ def join(_: object = None) -> None:
 
 
 class PlainSteps:
-    """Counts steps, where neither an Accelerator nor a library's Trainer does.
+    """Counts steps if neither an Accelerator nor a library's Trainer does.
 
-    With several optimizers, as for a GAN, a step is over when one of them steps again.
+    With several optimizers, as in a GAN, a step ends when one of them steps again.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._num_steps = 0
-        self._have_stepped: set[int] = set()  # optimizers, since the last step was over
+        self._have_stepped: set[int] = set()  # ids of optimizers, since the last step ended
 
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Note the end of an optimizer's step; compiled optimizers are not counted."""
+        """Record the end of an optimizer's step; compiled optimizers are not counted."""
         progress = self._progress
         if torch.compiler.is_compiling() or progress.uses.accelerator:
             return
@@ -39,7 +39,7 @@ class PlainSteps:
             devices = (p.device for group in groups for p in group["params"])
             device = next(devices, torch.device("cpu"))
             progress.clock.watch_device(kind_of(device.type), device)
-        if progress.uses.stopping:  # the Trainer that saves then tells its steps, too
+        if progress.uses.stopping:  # the Trainer that saves also reports its steps
             return
         if self._have_stepped and id(optimizer) not in self._have_stepped:
             self._have_stepped.add(id(optimizer))

@@ -1,4 +1,4 @@
-"""How models are sharded over the ranks, in the names that Accelerate has for it."""
+"""Accelerate's names for sharding settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.ipc.choices import AUTO, DDP, FSDP, HSDP
 CALL = "the script's FullyShardedDataParallelPlugin(...)"
 
 SHARDING = {"FULL_SHARD": FSDP, "HYBRID_SHARD": HSDP, "NO_SHARD": DDP}
-"""Accelerate's names of ways to shard, and the strategy that does the same."""
+"""Accelerate's sharding strategies, mapped to the equivalent strategies."""
 
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
@@ -22,41 +22,41 @@ ONLY_FSDP1 = (
     *("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
     *("sync_module_states", "param_init_fn", "state_dict_config", "optim_state_dict_config"),
 )
-"""Fields that torch's newer FSDP has no counterpart of."""
+"""Fields without a counterpart in FSDP2."""
 
 _REFUSED = {
     **dict.fromkeys(
         ONLY_FSDP1,
-        "remove it: torch's first FSDP alone has it, and models are sharded by the second",
+        "remove it: it applies only to FSDP1, and models are sharded by FSDP2",
     ),
     "mixed_precision_policy": "pass Accelerator(mixed_precision='bf16')",
     "ignored_modules": "prepare the rest of the model without them",
-    "activation_checkpointing_offload": "pass activation_checkpointing=True alone",
+    "activation_checkpointing_offload": "pass only activation_checkpointing=True",
 }
 
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """How models are sharded with `Accelerator(fsdp_plugin=...)`; nothing with one rank.
+    """Sharding settings for `Accelerator(fsdp_plugin=...)`; no effect with one rank.
 
-    The same can be said by the settings strategy, wrap, activation_checkpointing and cpu_offload.
+    Equivalent to the settings strategy, wrap, activation_checkpointing and cpu_offload.
 
     Args:
-        fsdp_version: 1 or 2; models are sharded by `torch.distributed.fsdp.fully_shard` (2).
+        fsdp_version: 1 or 2; both use `torch.distributed.fsdp.fully_shard` (2).
         sharding_strategy: `FULL_SHARD` (fsdp), `HYBRID_SHARD` (hsdp) or `NO_SHARD` (ddp).
-        reshard_after_forward: True; units are always freed after their forward pass.
-        auto_wrap_policy: `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`, with the next two; None
-            and `NO_WRAP` are the blocks that the model repeats.
-        transformer_cls_names_to_wrap: names of the classes of units; None finds them.
-        min_num_params: the smallest number of parameters of a unit.
-        cpu_offload: keep the parts of parameters, gradients and optimizer states on the CPU.
-        activation_checkpointing: compute activations of units again in the backward pass.
-        state_dict_type: without effect: checkpoints are sharded, `get_state_dict` is whole.
-        cpu_ram_efficient_loading: without effect: see `Accelerator.empty_init`.
-        mixed_precision_policy: refused, like all after it.
+        reshard_after_forward: True; units are always resharded after their forward pass.
+        auto_wrap_policy: `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`, configured by the next two
+            arguments; None and `NO_WRAP` use the model's repeated blocks.
+        transformer_cls_names_to_wrap: class names of the units; None detects them.
+        min_num_params: the minimum number of parameters per unit.
+        cpu_offload: keep sharded parameters, gradients and optimizer states on the CPU.
+        activation_checkpointing: recompute the activations of units in the backward pass.
+        state_dict_type: no effect: checkpoints are sharded, `get_state_dict` returns full states.
+        cpu_ram_efficient_loading: no effect; see `Accelerator.empty_init`.
+        mixed_precision_policy: unsupported, like all arguments after it.
 
     Raises:
-        UsageError: a value is impossible, or a field belongs to torch's first FSDP alone.
+        UsageError: a value is invalid, or a field applies only to FSDP1.
 
     Examples:
         >>> from headway import FullyShardedDataParallelPlugin
@@ -95,7 +95,7 @@ class FullyShardedDataParallelPlugin:
             if field.name in _REFUSED and value is not None and value is not False:
                 raise _wrong(field.name, value, _REFUSED[field.name])
         if self.fsdp_version not in (None, 1, 2):
-            raise _wrong("fsdp_version", self.fsdp_version, "pass 2, or leave it out")
+            raise _wrong("fsdp_version", self.fsdp_version, "pass 2, or omit it")
         policy = self.auto_wrap_policy
         if policy is not None and str(policy).upper() not in WRAP_POLICIES:
             raise _wrong("auto_wrap_policy", policy, f"pass one of {', '.join(WRAP_POLICIES)}")
@@ -108,7 +108,7 @@ class FullyShardedDataParallelPlugin:
             raise _wrong("sharding_strategy", self.sharding_strategy, fix)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that say the same, by their names."""
+        """Return the equivalent settings by name."""
         return {
             "strategy": self._strategy(),
             "wrap": self._wrap(),

@@ -1,4 +1,4 @@
-"""How ranks share a model: `Strategy` is complete for one rank, others override what differs."""
+"""The base class of strategies for sharing a model between ranks; complete for one rank."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class StrategySettings(NamedTuple):
     dynamo: TorchDynamoPlugin = TorchDynamoPlugin()
     activation_checkpointing: bool = False
     wrap: str = "auto"  # see `units_of`
-    shard_size: int | None = None  # ranks that share one copy of the model, for hsdp
+    shard_size: int | None = None  # ranks per replica of the model, for hsdp
     cpu_offload: bool = False
-    forward_methods: tuple[str, ...] = ()  # called beside forward(), where models are sharded
-    progress: Progress | None = None  # of the training; None: nobody watches it
+    forward_methods: tuple[str, ...] = ()  # called like forward() on shared models
+    progress: Progress | None = None  # None if not reported
 
 
 NOTHING = nullcontext()
@@ -33,18 +33,18 @@ Models = Callable[[], Iterable[torch.nn.Module]]
 
 
 class Strategy:
-    """One rank has the whole model to itself.
+    """The strategy for one rank, and the base class of the others.
 
-    A script can pass an instance of its own subclass: `Accelerator(strategy=MyStrategy())`. The
-    Accelerator calls `set_up` first, in which a subclass for several ranks sets `data_rank` and
+    Scripts can pass an instance of a custom subclass: `Accelerator(strategy=MyStrategy())`. The
+    Accelerator calls `set_up` first, in which subclasses for several ranks set `data_rank` and
     `data_size`.
     """
 
     name = "no"  # in messages
-    data_rank = 0  # which share of every batch this rank reads
-    data_size = 1  # how many shares there are
-    shards = False  # whether a rank holds a part of each parameter only
-    has_copies = False  # whether ranks compare their copies of each parameter
+    data_rank = 0  # index of the share of every batch that this rank reads
+    data_size = 1  # number of shares
+    shards = False  # whether a rank holds only a shard of each parameter
+    has_copies = False  # whether ranks compare their replicas of each parameter
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
         """Share models among the ranks of `world`."""
@@ -59,10 +59,9 @@ class Strategy:
         *,
         trains: bool = True,
     ) -> torch.nn.Module:
-        """Return `model` computing in `precision` and compiled as set, shared by the ranks.
+        """Apply `precision` and compilation to `model`, and share it between the ranks.
 
-        Without a device the weights stay where they are. `trains`: its gradients are the same on
-        all ranks.
+        Without a device the weights are not moved. `trains`: synchronize its gradients.
         """
         if trains and self._settings.activation_checkpointing:
             checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
@@ -70,45 +69,45 @@ class Strategy:
         return compiled(self._share(model) if trains else model, self._settings.dynamo)
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return `model` with gradients that are the same on all ranks."""
+        """Return a model that synchronizes its gradients across ranks."""
         return model
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make `optimizer` update the parameters that prepared models have in place of its own.
+        """Make `optimizer` update the parameters that replaced its own in prepared models.
 
-        Called once all models of a `prepare()` are prepared, for all optimizers so far. Does
-        nothing if models keep their parameters, as here and in DDP.
+        Called for all optimizers after all models of a `prepare()` call. A no-op if models keep
+        their parameters, as here and in DDP.
         """
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes leave gradients on their rank."""
+        """Return a context in which backward passes do not synchronize gradients."""
         return NOTHING
 
     def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch that is not the last one of its optimizer step."""
+        """Return the context for a micro-batch that does not complete an optimizer step."""
         return self.no_sync(model)
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
+        """Return a context whose backward pass synchronizes gradients inside `no_sync`."""
         return NOTHING
 
     def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
-        """Reduce gradients over the copies of sharded models in the next backward pass, or later.
+        """Set whether the next backward pass reduces gradients over replicas of sharded models.
 
-        Those of earlier passes of the optimizer step are then reduced with them.
+        Gradients of the optimizer step's earlier passes are then reduced as well.
         """
 
     def broadcasts_buffers(self, model: torch.nn.Module) -> bool:
-        """Return whether all ranks get rank 0's buffers before they compute with `model` again."""
+        """Return whether rank 0's buffers are broadcast before the next forward pass of `model`."""
         return True
 
     def set_broadcast_buffers(self, model: torch.nn.Module, value: bool) -> None:
-        """Set what `broadcasts_buffers` returns, if it changes in training."""
+        """Set the result of `broadcasts_buffers`, if it changes in training."""
 
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        """Clip the norm of all gradients together, and return what it was."""
+        """Clip the total gradient norm, and return the norm before clipping."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: list[torch.Tensor], clip_value: float) -> None:
@@ -116,44 +115,44 @@ class Strategy:
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
-        """Return the norm of all gradients together."""
+        """Return the total gradient norm."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, norm_type)
 
     def whole(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which this rank can read all weights of `model` in full."""
+        """Return a context in which the weights of `model` are unsharded."""
         return NOTHING
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the full state of `model`; every rank must call this."""
+        """Return the full state dict of `model`; every rank must call this."""
         with self.whole(model):
             return model.state_dict()
 
     def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the state of `model` as this rank holds it: where it is sharded, as DTensors."""
+        """Return this rank's state dict of `model`, with DTensors if it is sharded."""
         return self.state_dict(model)
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return `own_state_dict`; each tensor may be under one of its names alone."""
+        """Return `own_state_dict`, with tied tensors under at least one of their names."""
         return self.own_state_dict(model)
 
     def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of a state in full; every rank must call this."""
+        """Return the full tensor of a state dict's entry; every rank must call this."""
         return tensor
 
     def empty_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are made without memory for parameters, if sharded."""
+        """Return a context in which models that will be sharded are created on the meta device."""
         return NOTHING
 
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
-        """Load a full state, as `state_dict` returned it, on every rank."""
+        """Load a full state dict, as returned by `state_dict`, on every rank."""
         model.load_state_dict(state_dict)
 
 
 class ForwardMethods:
-    """Makes methods of a model run as its `forward()` does, where ranks share its weights.
+    """Wraps methods of a shared model so that they run like its `forward()`.
 
-    Methods and `forward()` may call each other: the one that is called first does what is shared.
+    Methods and `forward()` may call each other: only the outermost call is wrapped.
     """
 
     def __init__(self, model: Any) -> None:
@@ -163,7 +162,7 @@ class ForwardMethods:
         model.register_forward_hook(partial(self._note_forward, False), always_call=True)
 
     def register(self, name: str, plain: Callable[..., Any], shared: Callable[..., Any]) -> None:
-        """Make `shared` the model's method of this name, or `plain` within another one."""
+        """Replace the method `name` with `shared`, or with `plain` inside another method."""
         setattr(self._model, name, _ForwardMethod(self, plain, shared))
 
     def _note_forward(self, is_running: bool, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which modules of a model are its units: sharded and gathered together, or checkpointed each."""
+"""Selection of a model's units, which are sharded, gathered or checkpointed together."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headway.errors import UsageError, did_you_mean
 
 Module = torch.nn.Module
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
-_NOT_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict)  # forward() is that of their members
+_NOT_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict)  # only their members' forward() is called
 
 
 def units_of(model: Module, wrap: str = "auto") -> list[Module]:
-    """Return the units below `model`, inner ones first; what is in none belongs to the model.
+    """Return the units of `model`, innermost first; all other modules belong to the root unit.
 
-    A module that shares a parameter with one outside of it is no unit.
+    A module that shares a parameter with a module outside of it is not a unit.
 
     Args:
-        wrap: `auto` for the blocks of one class that a ModuleList or Sequential repeats; the names
-            of classes, with commas; or the smallest number of parameters of a unit.
+        wrap: `auto` for blocks of the same class repeated in a ModuleList or Sequential;
+            comma-separated class names; or the minimum number of parameters of a unit.
 
     Raises:
-        UsageError: the model has no module of a class that `wrap` names.
+        UsageError: the model has no module of a class in `wrap`.
     """
     if wrap == "auto":
         chosen = {*_repeated(model)}
@@ -61,7 +61,7 @@ def _repeated(model: Module) -> Iterator[Module]:
             yield member
             continue
         inner = list(_repeated(member))
-        has_blocks = any(True for block in inner for _ in block.children())  # else single layers
+        has_blocks = any(True for block in inner for _ in block.children())  # or else layers
         if is_block and not has_blocks and not isinstance(member, _NOT_CALLED):
             yield member
         else:
@@ -79,7 +79,7 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
                 where="the setting wrap",
                 fix=f"did you mean {guess!r}?"
                 if guess
-                else "name a class that print(model) shows, or leave wrap at auto",
+                else "use a class name that print(model) shows, or set wrap to auto",
             )
     return {
         module
@@ -89,7 +89,7 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
 
 
 def _of_size(model: Module, minimum: int) -> set[Module]:
-    """Return the innermost modules with `minimum` parameters, not counting other units'."""
+    """Return the innermost modules with at least `minimum` parameters, excluding inner units."""
     chosen: set[Module] = set()
 
     def visit(module: Module) -> int:
@@ -105,7 +105,7 @@ def _of_size(model: Module, minimum: int) -> set[Module]:
 
 
 def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
-    """Make each block keep only its inputs until the backward pass; names of weights stay."""
+    """Checkpoint the activations of each block, without changing parameter names."""
     for block in blocks:
         if not isinstance(block.forward, _CheckpointedForward):
             block.forward = _CheckpointedForward(block.forward)
@@ -115,7 +115,7 @@ class _CheckpointedForward:
     """An object, not a closure, so that a copied or unpickled block calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
-        self.__wrapped__ = forward  # what inspect.signature() looks at
+        self.__wrapped__ = forward  # read by inspect.signature()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

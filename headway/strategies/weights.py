@@ -1,4 +1,4 @@
-"""Gives all ranks the weights of rank 0, for one unit of a model after the other."""
+"""Broadcasting of rank 0's weights, unit by unit, and models created without data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Owned(NamedTuple):
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
-    """Return the modules' own parameters, each as often as it is used."""
+    """Return the modules' direct parameters, with one entry per use of a tied parameter."""
     return [*_owned((module, module._parameters) for module in modules)]
 
 
@@ -31,9 +31,9 @@ def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
 
 
 def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Return the owners and names of buffers in the state dict, such as running means.
+    """Return the owners and names of persistent buffers, such as running means.
 
-    Relies on an undocumented name of torch: `_non_persistent_buffers_set`.
+    Relies on an undocumented name in torch: `_non_persistent_buffers_set`.
     """
     return [
         (buffer.module, buffer.name)
@@ -50,10 +50,10 @@ def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iter
 
 
 class ModelWeights:
-    """The parameters and buffers of a model, some of which may have no data (device "meta").
+    """The parameters and buffers of a model, some of which may be on the meta device.
 
-    Rank 0's data is sent to the other ranks. What has no data there either is initialised by
-    `reset_parameters()` of the module that owns it, and `_init_weights(module)` of the model.
+    Rank 0's data is broadcast. Tensors that are on the meta device on rank 0 are initialized by
+    their module's `reset_parameters()` and the model's `_init_weights(module)`.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class ModelWeights:
 
     @torch.no_grad()
     def fill(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Place the modules' tensors on the device, with rank 0's values; every rank calls this."""
+        """Move the modules' tensors to the device, with rank 0's values; a collective call."""
         owned = [*parameters_of(modules), *buffers_of(modules)]
         placed = {id(entry.tensor): self._placed(entry) for entry in owned}
         for entry in owned:
@@ -94,7 +94,7 @@ class ModelWeights:
             return tensor
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         if empty.is_floating_point():
-            empty.fill_(torch.nan)  # to find what nothing initialises
+            empty.fill_(torch.nan)  # to detect uninitialized values
         if not isinstance(tensor, torch.nn.Parameter):
             return empty
         placed = torch.nn.Parameter(empty, tensor.requires_grad)
@@ -117,16 +117,16 @@ class ModelWeights:
             return
         kind = type(entry.module).__name__
         raise UsageError(
-            f"{self._full_name(entry)} was made without data (device meta), and {kind} does not"
-            " initialise it",
+            f"{self._full_name(entry)} was created on the meta device, and {kind} does not"
+            " initialize it",
             where="the script's prepare(...)",
-            fix=f"give {kind} a reset_parameters() that sets {entry.name}, or load the weights on"
+            fix=f"add a reset_parameters() to {kind} that sets {entry.name}, or load the weights on"
             " rank 0 before prepare()",
         )
 
 
 def _require_same_everywhere(tensors: list[str]) -> None:
-    """Raise on all ranks unless they have the same tensors; they would wait for each other."""
+    """Raise on all ranks unless they have the same tensors; otherwise collectives would hang."""
     if len({*gather_object([crc32("\n".join(tensors).encode())])}) == 1:
         return
     everywhere: list[list[str]] = gather_object([tensors])
@@ -134,17 +134,17 @@ def _require_same_everywhere(tensors: list[str]) -> None:
     pairs = zip_longest(everywhere[0], everywhere[other], fillvalue="no more")
     ours, theirs = next((ours, two) for ours, two in pairs if ours != two)
     raise UsageError(
-        f"the model is not the same on all ranks: rank 0 has {ours}, and rank {other} {theirs}",
+        f"the model differs between ranks: rank 0 has {ours}, but rank {other} has {theirs}",
         where="the script's prepare(...)",
-        fix="make the model in the same way, and freeze the same parameters, on every rank",
+        fix="create the same model, and freeze the same parameters, on every rank",
     )
 
 
 @contextmanager
 def parameters_without_data() -> Iterator[None]:
-    """Make modules in the context have their parameters on the meta device.
+    """Create parameters on the meta device inside the context.
 
-    Buffers are made as usual: most are computed, and nothing could compute them again.
+    Buffers are created as usual: most are computed, and could not be recomputed later.
     """
     register = torch.nn.Module.register_parameter
 
@@ -162,7 +162,7 @@ def parameters_without_data() -> Iterator[None]:
 
 def _without_data(tensor: torch.nn.Parameter) -> torch.nn.Parameter:
     if tensor.is_meta:
-        return tensor  # tied to one that was made before
+        return tensor  # tied to a parameter that already is on the meta device
     empty = torch.nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
     empty.__dict__.update(tensor.__dict__)
     return empty

@@ -1,4 +1,4 @@
-"""When gradients are due: every so many micro-batches, and at the end of a loader."""
+"""Gradient accumulation: counting micro-batches, and weighting gradients by tokens."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from headway.errors import UsageError
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """How gradients accumulate over micro-batches; in place of `gradient_accumulation_steps`.
+    """Configures gradient accumulation; replaces `gradient_accumulation_steps`.
 
     Args:
-        num_steps: micro-batches in one optimizer step; None is what the launcher says, else 1.
+        num_steps: micro-batches per optimizer step; None uses the launcher's setting, else 1.
         adjust_scheduler: whether the schedule is written in optimizer steps. The learning rates are
             the same either way, as in Accelerate: a prepared scheduler never steps while
             gradients accumulate.
-        sync_with_dataloader: the last batch of a loader makes an optimizer step, and begins the
-            count anew. With False the count goes on over epochs.
-        sync_each_batch: ranks exchange gradients in every backward pass: slower, but without the
-            memory that unexchanged gradients need in some strategies.
+        sync_with_dataloader: the last batch of a loader completes an optimizer step and resets the
+            count. With False the count continues across epochs.
+        sync_each_batch: synchronize gradients in every backward pass: slower, but saves the
+            memory that some strategies need for unsynchronized gradients.
 
     Raises:
-        UsageError: `num_steps` is not a whole number of at least 1.
+        UsageError: `num_steps` is not an integer of at least 1.
 
     Examples:
         >>> from headway.utils import GradientAccumulationPlugin
@@ -51,32 +51,32 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 
 class AccumulationWindow:
-    """The optimizer step that is under way for a set of models."""
+    """The current optimizer step of a set of models."""
 
     def __init__(self, models: str) -> None:
-        self.models = models  # their numbers among the prepared ones
+        self.models = models  # indices of the prepared models
         self.micro_batches = 0
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        """The tokens of the micro-batches before this one, and what their sums were divided by."""
-        self.is_fresh: bool | None = None  # no backward pass in this micro-batch; None: in none
-        self.by_tokens: bool | None = None  # those of this step have num_tokens; None: no pass yet
-        self._batch: tuple[Any, int] = (None, 0)  # the loop, and the number of its batch
-        self._parts, self._usual = 0, 1  # micro-batches of this batch, and of the one before
-        self._has_ended_early = False  # in this batch, the last of its loop
+        """Token count of the previous micro-batches, and the divisor of their loss sums."""
+        self.is_fresh: bool | None = None  # no backward pass yet in this micro-batch; None: ever
+        self.by_tokens: bool | None = None  # whether this step uses num_tokens; None: no pass yet
+        self._batch: tuple[Any, int] = (None, 0)  # the loop and its batch number
+        self._parts, self._usual = 0, 1  # micro-batches in the current and the previous batch
+        self._has_ended_early = False  # in the current batch, the last of its loop
 
     def begin(self, steps: int, ends_with_loader: bool) -> bool:
-        """Count one more micro-batch, and return whether its gradients are due."""
+        """Count a micro-batch, and return whether its gradients are due."""
         loop = current_loop()
         batch = loop, loop.number
         if batch != self._batch:
             before, number = self._batch
             was_last = before is not None and before.is_last and before.number == number
             if was_last and self.micro_batches and ends_with_loader:
-                raise self._parts_differ(f"fewer micro-batches than the {self._usual} of the one")
+                raise self._parts_differ("fewer")
             self._usual = self._parts if loop is before else 1
             self._batch, self._parts, self._has_ended_early = batch, 0, False
         if self._has_ended_early:
-            raise self._parts_differ(f"more micro-batches than the {self._usual} of the one")
+            raise self._parts_differ("more")
         if self.micro_batches == 0:
             self.by_tokens = None
         self.is_fresh = True
@@ -90,64 +90,64 @@ class AccumulationWindow:
         self.micro_batches = 0
         return True
 
-    def _parts_differ(self, what: str) -> UsageError:
+    def _parts_differ(self, how: str) -> UsageError:
         return UsageError(
-            f"the last batch of a loader has {what} before it, so where its optimizer step ends is"
-            " not known",
+            f"the last batch of a loader has {how} micro-batches than the batch before it"
+            f" ({self._usual}), so the end of its optimizer step is unknown",
             where="the script's loop with accelerator.accumulate(...)",
             fix="pass GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False), which"
-            " counts on over the ends of loaders, or divide all batches into equally many parts",
+            " counts across the ends of loaders, or split all batches into equally many parts",
         )
 
 
 class Accumulation:
     """Counts micro-batches: gradients are due every `steps`, and at the end of the loader.
 
-    Each set of models that is accumulated together has a count of its own. Every rank counts the
-    same, because every rank gets equally many batches. A loop that is left early keeps its count:
-    its gradients are still in the model, and count towards the next step. A step that ends with the
-    loader ends at the n-th micro-batch of its last batch, if the batch before had n.
+    Each set of models that is accumulated together has its own count. Counts are equal on all
+    ranks, because every rank gets the same number of batches. Leaving a loop early keeps the count:
+    its gradients are still in the model and contribute to the next step. A step that ends with the
+    loader ends at the n-th micro-batch of the last batch, if the batch before had n.
 
-    Sums over tokens are weighed so that gradients are those of the mean over all tokens of a step.
-    Their number is known only in its last micro-batch. Before the backward pass of that one, in
-    which ranks average their gradients, the ranks add up their tokens, and each scales the
-    gradients that it has accumulated. One small all-reduce for an optimizer step; without
-    accumulation the gradients are not touched at all.
+    Loss sums are weighted so that the gradients are those of the mean over all tokens of a step.
+    The number of tokens is known only in the last micro-batch. Before its backward pass, in which
+    ranks average their gradients, the ranks sum their token counts, and each scales the gradients
+    that it has accumulated. This costs one small all-reduce per optimizer step; without
+    accumulation the gradients are not modified.
     """
 
     def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
-        self.steps = steps  # micro-batches in one optimizer step
+        self.steps = steps  # micro-batches per optimizer step
         self._refuses_tokens = False
         self.configure(plugin or GradientAccumulationPlugin())
         self.reset()
 
     def configure(self, plugin: GradientAccumulationPlugin) -> None:
-        """Accumulate as `plugin` says; it may leave the number of steps as it is."""
+        """Apply the plugin's settings; `num_steps` None keeps the number of steps."""
         self.plugin = plugin
         self.steps = plugin.num_steps or self.steps
         self._ends_with_loader = plugin.sync_with_dataloader
         self.exchanges_each_batch = plugin.sync_each_batch
 
     def reset(self) -> None:
-        """Restart the count, for all optimizers that step with this."""
+        """Reset the count for all optimizers that use this accumulation."""
         self.sync_gradients = True  # whether gradients are due
         self._steps: dict[str, AccumulationWindow] = {}
-        self.step = self._step_of("")  # that of the models which were accumulated last
+        self.step = self._step_of("")  # of the models accumulated most recently
         self._by_models: dict[tuple[torch.nn.Module, ...], AccumulationWindow] = {}
         self.num_backward = 0  # backward passes since gradients were used or dropped
 
     @property
     def is_open(self) -> bool:
-        """Whether there are gradients of an optimizer step that is not complete."""
+        """Whether there are gradients of an incomplete optimizer step."""
         return any(step.micro_batches for step in self._steps.values())
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients wait for an optimizer step, also where a script counts by itself."""
+        """Whether gradients wait for an optimizer step, also if the script counts steps itself."""
         return self.is_open or self.num_backward > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where in an optimizer step training stands."""
+        """Return the position within the current optimizer step."""
         steps = self._steps.items()
         return {
             "micro_batches": {key: step.micro_batches for key, step in steps if step.micro_batches},
@@ -164,7 +164,7 @@ class Accumulation:
 
     @property
     def tokens(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """What is pending, by models."""
+        """Pending token counts and divisors, by models."""
         return {key: step.pending for key, step in self._steps.items() if step.pending is not None}
 
     @tokens.setter
@@ -183,10 +183,10 @@ class Accumulation:
     def begin_micro_batch(
         self, models: tuple[torch.nn.Module, ...], prepared: Callable[[], Sequence[torch.nn.Module]]
     ) -> None:
-        """Count one more micro-batch of these models, or of all, and decide whether it is due."""
+        """Count a micro-batch of these models, or of all, and set `sync_gradients`."""
         try:
             step = self._by_models.get(models)
-        except TypeError:  # of what is no model, such as a list of them
+        except TypeError:  # not a model but an unhashable object, such as a list
             step = None
         if step is None:
             check_entries("models", models, torch.nn.Module, "Accelerator.accumulate")
@@ -196,19 +196,19 @@ class Accumulation:
         self.sync_gradients = step.begin(self.steps, self._ends_with_loader)
 
     def is_apart(self, number: int) -> bool:
-        """Return whether a prepared model is accumulated with others than those of now."""
+        """Return whether a prepared model belongs only to other accumulation windows."""
         others = (step for step in self._steps.values() if step is not self.step)
         own = self.step.models.split(",")
         return str(number) not in own and any(str(number) in o.models.split(",") for o in others)
 
     def note_backward(self, by_tokens: bool) -> None:
-        """Raise UsageError if a backward pass cannot be weighed together with those before it.
+        """Raise UsageError if a backward pass cannot be combined with the previous passes.
 
-        The last micro-batch of a step scales all its gradients by the step's tokens: its losses
-        must have them, and each token may count once.
+        The last micro-batch of a step scales all gradients of the step by its token count: all
+        losses must have token counts, and each token must count once.
         """
         step = self.step
-        if step.is_fresh is None:  # the script counts micro-batches by itself
+        if step.is_fresh is None:  # the script counts micro-batches itself
             return
         is_first, step.is_fresh = step.is_fresh, False
         before, step.by_tokens = step.by_tokens, by_tokens
@@ -216,7 +216,7 @@ class Accumulation:
             return
         if not is_first or before != by_tokens:
             raise UsageError(
-                "an optimizer step has backward() with num_tokens and without"
+                "an optimizer step mixes backward() with and without num_tokens"
                 if is_first
                 else "backward(num_tokens=...) is not the only backward() of its micro-batch",
                 where="the script's loop with accelerator.accumulate(...)",
@@ -226,7 +226,7 @@ class Accumulation:
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `context`, in which nothing says which backward pass is the last of its step."""
+        """Enter `context`, in which the last backward pass of a step is unknown."""
         before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:
@@ -235,9 +235,9 @@ class Accumulation:
             self._refuses_tokens = before
 
     def refuse_step(self) -> NoReturn:
-        """Refuse to use gradients before they are those of the mean."""
+        """Raise UsageError because gradients are not scaled by the token count yet."""
         raise UsageError(
-            "optimizer.step() before the last backward(num_tokens=...) of the step",
+            "optimizer.step() was called before the last backward(num_tokens=...) of the step",
             where="the script's accelerator.accumulate(...)",
             fix="call backward(num_tokens=...) in each micro-batch, on every rank",
         )
@@ -250,20 +250,20 @@ class Accumulation:
         *,
         is_exchanged: bool = False,
     ) -> torch.Tensor:
-        """Return the gradient with which the backward pass of `loss_sum` begins.
+        """Return the initial gradient for the backward pass of `loss_sum`.
 
-        The loss is the sum of those of this rank's tokens, of shape [] or [1]. `is_exchanged`:
-        ranks average the gradients of every micro-batch, not of the last alone.
+        The loss is the sum over this rank's tokens, of shape [] or [1]. `is_exchanged`: ranks
+        average the gradients of every micro-batch, not only of the last.
         """
         if self._refuses_tokens:
             raise UsageError(
-                "backward(num_tokens=...) in no_sync()",
+                "backward(num_tokens=...) was called in no_sync()",
                 where="the script's accelerator.no_sync(...)",
                 fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
             )
         if loss_sum.numel() != 1:
             raise UsageError(
-                f"the loss has shape {list(loss_sum.shape)}, not one element",
+                f"the loss must have a single element, but has shape {list(loss_sum.shape)}",
                 where="the script's backward(loss, num_tokens=...)",
                 fix="pass the sum of the tokens' losses: reduction='sum'",
             )
@@ -296,7 +296,7 @@ def _scale(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
 
 
 def _weight(tokens: torch.Tensor) -> torch.Tensor:
-    """Return what each token of any rank counts in a sum that the ranks will average."""
+    """Return the weight of a token in a sum that is averaged over ranks."""
     size = rank_and_size()[1]
     if size > 1:
         tokens = tokens.clone()
@@ -306,12 +306,12 @@ def _weight(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
-    """Return the number as a tensor of shape []; the value of one on a GPU is not waited for."""
+    """Return the number as a tensor of shape [], without synchronizing with the GPU."""
     tokens = torch.as_tensor(num_tokens).detach()
     is_whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool)
     if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):
         raise UsageError(
-            f"num_tokens is {num_tokens}, not a whole number of at least 0",
+            f"num_tokens is {num_tokens}, not an integer of at least 0",
             where="the script's backward(loss, num_tokens=...)",
             fix="pass the number of tokens in the loss: (labels != -100).sum()",
         )

@@ -1,4 +1,4 @@
-"""Merges the constructor's arguments with the launcher's run contract. Prints nothing."""
+"""Merges the constructor's arguments with the launcher's run contract."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
-    **dict.fromkeys(_OF_LAUNCHES.split(), "remove it, and start a script by `headway launch`"),
+    **dict.fromkeys(_OF_LAUNCHES.split(), "remove it, and start the script with `headway launch`"),
     "devices": "start with `headway launch --devices 2` for two GPUs, `--devices 1,` for GPU 1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
@@ -72,14 +72,14 @@ class Arguments:
 
     @classmethod
     def among(cls, parameters: Mapping[str, Any]) -> Arguments:
-        """Return those of the constructor's parameters that are fields here."""
+        """Select the constructor's parameters that are fields of this class."""
         return cls(**{field.name: parameters[field.name] for field in fields(cls)})
 
 
 class EffectiveSettings(NamedTuple):
-    """The settings of this process: the launcher's, overridden by arguments of the script.
+    """The settings of this process: the launcher's, overridden by the script's arguments.
 
-    `notes` are on the values that were overridden.
+    `notes` describe the overridden values.
     """
 
     run: RunContract
@@ -87,26 +87,26 @@ class EffectiveSettings(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def where(self, name: str) -> str:
-        """Return where a setting was said."""
+        """Return the origin of a setting."""
         return CALL if name in self.set_by_script else str(self.run.origins.get(name, CALL))
 
 
 def merge_arguments(
     run: RunContract | None, *, cpu: bool = False, device: str | None = None, **given: Any
 ) -> EffectiveSettings:
-    """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
+    """Override `run` with the constructor's arguments; None (False for `cpu`) means not passed.
 
     `run` is None under plain python or torchrun, where no profile is read. Other arguments have the
-    names of `RunContract`; one that contradicts a flag of the command line is refused.
+    names of `RunContract`; those that contradict a command-line flag raise UsageError.
     """
     check_precision(given.get("mixed_precision"))
     for name in ("mixed_precision", "strategy"):
-        if isinstance(own := given.get(name), Precision | Strategy):  # of the script's own class
+        if isinstance(own := given.get(name), Precision | Strategy):  # a custom class
             given[name] = own.name
     contract = run or NO_LAUNCHER
     given["device"] = _device(cpu, device)
     if given["device"] == "gpu" and kind_of(contract.device).maker:
-        given["device"] = contract.device  # the launcher has detected which one
+        given["device"] = contract.device  # detected by the launcher
     passed = {name: value for name, value in given.items() if value is not None}
     changed = {name: value for name, value in passed.items() if value != getattr(contract, name)}
     as_written = {"device": "cpu=True" if cpu else f"device={device!r}"}
@@ -132,7 +132,7 @@ def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) 
 
 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:
-    """Return the settings that say how ranks share models; the script may give each only once."""
+    """Return the model-sharding settings; each may be passed only once."""
     strategy = arguments.strategy
     if not isinstance(strategy, Strategy | None):
         fix = "pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy"
@@ -163,7 +163,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
 def merge_accumulation(
     steps: int | None, plugin: GradientAccumulationPlugin | None
 ) -> GradientAccumulationPlugin:
-    """Return the plugin, or one with `steps`, which may be 1 (Accelerate's default) beside it."""
+    """Return the plugin, or create it from `steps`; both only if `steps` is 1, the default."""
     if plugin is None:
         check_range("Accelerator", 1, gradient_accumulation_steps=steps)
         return GradientAccumulationPlugin(num_steps=steps)
@@ -176,7 +176,7 @@ def merge_accumulation(
 def merge_compilation(
     backend: DynamoBackend | str | Callable[..., Any] | None, plugin: TorchDynamoPlugin | None
 ) -> TorchDynamoPlugin:
-    """Return the plugin, or one with `backend`; both are refused."""
+    """Return the plugin, or create it from `backend`; raise UsageError if both are given."""
     if backend is not None and plugin is not None:
         alone = f"TorchDynamoPlugin(backend={backend!r}, ...)"
         raise _both(f"dynamo_backend={backend!r}", "dynamo_plugin", alone)
@@ -184,13 +184,13 @@ def merge_compilation(
 
 
 def _both(one: str, other: str, alone: str = "one of the two") -> UsageError:
-    return UsageError(f"both {one} and {other}", where=CALL, fix=f"pass only {alone}")
+    return UsageError(f"got both {one} and {other}", where=CALL, fix=f"pass only {alone}")
 
 
 def reject_unsupported(
     arguments: Mapping[str, object], known: Iterable[str], where: str = CALL
 ) -> None:
-    """Reject arguments that are not `known`, with the alternative; Accelerate's may be None."""
+    """Raise UsageError for unknown arguments, with the alternative; ignore Accelerate's if None."""
     for name, value in arguments.items():
         if name in UNSUPPORTED and value is None:
             continue

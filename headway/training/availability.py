@@ -1,4 +1,4 @@
-"""What is installed and in which version, and which devices and precisions can be used."""
+"""Checks for installed packages and versions, and for available devices and precisions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def compare_versions(library_or_version: object, operation: str, requirement_version: str) -> bool:
-    """Return whether a version compares so with another: `compare_versions("numpy", ">=", "2.0")`.
+    """Compare a version with a requirement, as in `compare_versions("numpy", ">=", "2.0")`.
 
     Args:
         library_or_version: the name of an installed distribution, or a `packaging` version.
         operation: `>`, `>=`, `==`, `!=`, `<=` or `<`.
-        requirement_version: the other version.
+        requirement_version: the version to compare with.
 
     Raises:
-        UsageError: another operation.
-        importlib.metadata.PackageNotFoundError: there is no such distribution.
+        UsageError: `operation` is invalid.
+        importlib.metadata.PackageNotFoundError: the distribution is not installed.
 
     Examples:
         >>> from headway.utils import compare_versions
@@ -47,7 +47,7 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """Return whether torch's version compares so with `version`; see `compare_versions`.
+    """Compare torch's version with `version`; see `compare_versions`.
 
     Examples:
         >>> from headway.utils import is_torch_version
@@ -58,7 +58,7 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def _returns(what: str, value: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a function that calls `value`, with a docstring: it returns `what`."""
+    """Return a function that calls `value` and whose docstring is "Return `what`."."""
 
     def is_so(*args: Any, **kwargs: Any) -> bool:
         return value(*args, **kwargs)
@@ -68,14 +68,14 @@ def _returns(what: str, value: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _package(package: str, *distributions: str) -> Callable[..., bool]:
-    """Return the function that says whether `package` is installed, by one of `distributions`."""
+    """Return a function that checks whether `package` is installed by one of `distributions`."""
 
     def is_installed(min_version: str | None = None) -> bool:
-        # a folder of that name, such as the `wandb` that wandb writes into, has no distribution
+        # a mere folder, such as the `wandb` that wandb writes into, has no distribution
         found = [name for name in distributions or [package] if _has_version(name, min_version)]
         return bool(found) and find_spec(package) is not None
 
-    what = f"whether the package `{package}` is installed, in at least `min_version`"
+    what = f"whether the package `{package}` is installed in version `min_version` or later"
     return _returns(what, is_installed)
 
 
@@ -98,21 +98,21 @@ is_rocm_available = _returns(
     lambda: torch.version.hip is not None and torch.cuda.is_available(),
 )
 is_mps_available = _returns(
-    "whether torch is at least of `min_version` (1.12) and can use the GPU of an Apple chip",
+    "whether torch is at least `min_version` (1.12) and can use an Apple GPU",
     lambda min_version="1.12": (
         is_torch_version(">=", min_version) and torch.backends.mps.is_available()
     ),
 )
 is_xpu_available = _returns(
-    "whether torch can use an Intel GPU, with any `check_device`",
+    "whether torch can use an Intel GPU; `check_device` has no effect",
     lambda check_device=False: torch.xpu.is_available(),
 )
 is_fp16_available = _returns(
-    "whether the best device of this machine gains from fp16: every GPU does, no CPU",
+    "whether fp16 is useful on the best available device: on every GPU, but not on CPUs",
     lambda: is_cuda_available() or is_xpu_available() or is_mps_available(),
 )
 is_bf16_available = _returns(
-    "whether the best device of this machine computes in bf16, with any `ignore_tpu`",
+    "whether the best available device supports bf16; `ignore_tpu` has no effect",
     lambda ignore_tpu=False: not torch.cuda.is_available() or torch.cuda.is_bf16_supported(),
 )
 
@@ -149,5 +149,5 @@ is_npu_available = _unsupported("NPUs")
 is_torch_xla_available = _unsupported("torch_xla")
 is_transformer_engine_available = _unsupported("Transformer Engine")
 
-if not TYPE_CHECKING:  # type checkers follow no comprehension
+if not TYPE_CHECKING:  # type checkers do not evaluate comprehensions
     __all__ = [name for name in dir() if name.startswith("is_") or name == "compare_versions"]

@@ -1,4 +1,4 @@
-"""Compares the arguments of an Accelerator with what its launcher says, and joins the ranks."""
+"""Merges the arguments of an Accelerator with the launcher's settings, and joins the ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _STOP = "accelerator.should_stop nor accelerator.checkpoint()"
 
 
 class Connected(NamedTuple):
-    """What an Accelerator is made of."""
+    """The building blocks of an Accelerator."""
 
     world: World
     training: Training
@@ -64,12 +64,12 @@ class Connected(NamedTuple):
     project: ProjectConfiguration
     handlers: Handlers
     dynamo: TorchDynamoPlugin
-    fsdp_plugin: FullyShardedDataParallelPlugin | None  # where models are sharded
+    fsdp_plugin: FullyShardedDataParallelPlugin | None  # if models are sharded
     settings: EffectiveSettings
 
 
 def connect(given: Arguments) -> Connected:
-    """Join the other ranks, and return what the arguments and the launcher ask for."""
+    """Join the other ranks, and build what the arguments and the launcher request."""
     check_range("Accelerator", 0, 2**32 - 1, seed=given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
@@ -126,7 +126,7 @@ def connect(given: Arguments) -> Connected:
 
 
 def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
-    """Return the strategy of a name, or the script's own; a name has no effect with one rank."""
+    """Set up a named or custom strategy; names have no effect with one rank."""
     if isinstance(chosen, Strategy):
         strategy = chosen
     elif world.ranks.world_size == 1:
@@ -134,7 +134,7 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
     elif chosen in ("auto", "ddp"):
         strategy = DDP()
     else:
-        from headway.strategies.fsdp import FSDP, HSDP  # its part of torch takes time to import
+        from headway.strategies.fsdp import FSDP, HSDP  # imports a slow part of torch
 
         strategy = HSDP() if chosen == "hsdp" else FSDP()
     strategy.set_up(world, settings)
@@ -142,7 +142,7 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
 
 
 def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None:
-    """Log on rank 0 what was overridden or has no effect, now and at the end of the script."""
+    """Log overridden and unused settings on rank 0, now and at the end of the script."""
     settings, world, progress = connected.settings, connected.world, connected.training.progress
     progress.note_use(accelerator=True)
     if (folder := connected.project.project_dir) is not None:
@@ -160,13 +160,10 @@ def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None
 
 
 def _log_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
-    """Log at the end of a successful script which settings it has not used.
-
-    Under a launcher, the launcher does.
-    """
+    """Log unused settings at the end of a successful script, unless the launcher does so."""
     if getattr(sys, "last_type", None) is not None or progress.is_connected:
         return
     if resume is not None and not progress.uses.resuming:
         log_once(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
     if time_limit is not None and not progress.uses.stopping:
-        log_once(f"note: time_limit={time_limit} had no effect: the script asked neither {_STOP}")
+        log_once(f"note: time_limit={time_limit} had no effect: the script used neither {_STOP}")

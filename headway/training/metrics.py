@@ -1,4 +1,4 @@
-"""Results of all ranks for the samples that they were given, each sample once."""
+"""Gathering results for samples from all ranks, without duplicates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL = "the script's gather_for_metrics(...)"
 
 
 class SampleObjects:
-    """Objects for the samples of this rank, in the place of their list among other results."""
+    """A list with one object per sample of this rank, nested in other results."""
 
     def __init__(self, entries: list[Any]) -> None:
         self.entries = entries
@@ -29,11 +29,11 @@ def gather_for_metrics(
 ) -> Any:
     """Gather results for samples; see `Accelerator.gather_for_metrics`.
 
-    Without `strict`, results that are not for samples are gathered as they are.
+    Without `strict`, results that do not belong to samples are gathered unchanged.
     """
     loop, size = current_loop(), rank_and_size()[1]
     results = _without_repeats(input_data, loop, use_gather_object, strict)
-    num_ranks = len(loop.batch.shares) or size  # the others are not in this loop any more
+    num_ranks = len(loop.batch.shares) or size  # the other ranks have left this loop
 
     def gather(part: Any) -> Any:
         if isinstance(part, SampleObjects):
@@ -53,7 +53,7 @@ def gather_for_metrics(
 
 
 def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool) -> Any:
-    """Return results without those of repeated samples; lists become `SampleObjects`."""
+    """Drop results of repeated samples; lists become `SampleObjects`."""
 
     def without_repeats(part: Any) -> Any:
         is_tensor = isinstance(part, torch.Tensor)
@@ -73,10 +73,10 @@ def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool
 
 
 def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
-    """Return how many of this rank's results, the first, are not of repeated samples.
+    """Return how many of this rank's first results do not belong to repeated samples.
 
-    None: there are neither as many as samples in a pass that has ended in the current batch, nor
-    k for each sample of that batch.
+    None: there is neither one row per sample of an epoch that has ended in the current batch, nor
+    k rows per sample of that batch.
     """
     passed = loop.passed
     kept = _rows_of_batch(loop, rows, strict)
@@ -84,35 +84,35 @@ def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
         return kept if passed is None or loop.loader is not None else None
     if loop.loader is not None and kept not in (None, rows - passed.repeated):
         raise UsageError(
-            f"gather_for_metrics() got {rows} results: the samples of the last batch, or of the"
-            " pass that has ended in it?",
+            f"gather_for_metrics() got {rows} results, which may belong to the last batch or to"
+            " the epoch that has ended in it",
             where=CALL,
-            fix="gather those of the outer loop's batch before the inner loop, or those of the"
-            " inner loop in it",
+            fix="gather results of the outer loop's batch before the inner loop, and results of"
+            " the inner loop inside it",
         )
     return rows - passed.repeated
 
 
 def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
-    """Return how many results are for samples of the batch; as many as a full one has are cut.
+    """Return the number of rows for new samples of the batch; truncate those of a full batch.
 
-    Where they make k for each sample of a shorter batch as well, they are cut if full batches had
-    one for each, k for each if those had others, and refused if that is not known.
+    If the rows also are k per sample of a short batch, they are truncated if full batches had one
+    row per sample, kept as k per sample if those had more, and otherwise refused.
     """
     rank, size = rank_and_size()
     samples, new = loop.batch.of_rank(rank, size)
-    if not samples:  # nothing is known
+    if not samples:  # unknown
         return rows
     full = loop.batch.full // (len(loop.batch.shares) or size)
     each, rest = divmod(rows, samples)
     if rows == full > samples and (rest or not loop.rows or 1 in loop.rows):
         if strict and not rest and loop.rows != {1}:
             raise UsageError(
-                f"gather_for_metrics() got {rows} results, as many as a full batch has: those of"
-                f" the {samples} samples of the last batch, or {each} for each of them?",
+                f"gather_for_metrics() got {rows} results, as many as a full batch has, which is"
+                f" also {each} for each of the {samples} samples of the last batch",
                 where=CALL,
-                fix=f"pass one for each sample, such as loss.repeat(len(batch)), or {each} for each"
-                f" in one row: results.reshape({samples}, {each}, ...)",
+                fix="pass one result per sample, such as loss.repeat(len(batch)), or one row of"
+                f" {each} results per sample: results.reshape({samples}, {each}, ...)",
             )
         return new
     if each and not rest and samples >= full:
@@ -121,7 +121,7 @@ def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
 
 
 def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether all ranks have one row for each sample of equally many."""
+    """Return whether all ranks have the same number of samples, and one row per sample."""
     batch = loop.batch
     samples, _ = batch.of_rank(*rank_and_size())
     is_whole = loop.passed is None and not batch.shares and batch.samples == batch.padded
@@ -129,7 +129,7 @@ def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _are_objects(part: Any, as_objects: bool) -> bool:
-    """Return whether a list, or a tuple as torch collates strings, has one entry for a sample."""
+    """Return whether a list, or a tuple as torch collates strings, has one entry per sample."""
     if isinstance(part, list):
         return as_objects or not part or not only_tensors(part)
     kinds = (torch.Tensor, list, tuple, Mapping)
@@ -147,9 +147,9 @@ def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
     samples, _ = loop.batch.of_rank(*rank_and_size())
     had = f"{samples} samples" if samples else "another number of samples"
     return UsageError(
-        f"gather_for_metrics() got {what}, and this rank's last batch has {had}",
+        f"gather_for_metrics() got {what}, but this rank's last batch has {had}",
         where=CALL,
-        fix="pass one row, or equally many, for each sample of the batch, or of the whole pass"
+        fix="pass one row, or k rows, per sample of the batch, or one row per sample of the epoch"
         " after its loop; call accelerator.gather(...) for other tensors, and"
-        " gather_object([...]) of headway.utils for other objects",
+        " headway.utils.gather_object([...]) for other objects",
     )

@@ -16,24 +16,24 @@ from headway.state import AcceleratorState, GradientState
 from headway.training.accumulation import Accumulation
 
 Groups = Sequence[Mapping[str, Any]]
-"""Names and values of each parameter group, or of a scheduler and the schedulers in it."""
+"""Names and values for each parameter group, or for a scheduler and its inner schedulers."""
 
 _PLAIN = (bool, int, float, str, type(None))
-_PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or it follows from the optimizer's
+_PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or derived from the optimizer's
 _WORDS = {"lr": "learning rate"}
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
-    """The script's optimizer, which steps only when gradients are due.
+    """Wraps the script's optimizer, and steps only when gradients are due.
 
-    While gradients accumulate, `step()` and `zero_grad()` do nothing. All else is the optimizer's
-    own, found under `.optimizer`.
+    While gradients accumulate, `step()` and `zero_grad()` do nothing. All other attributes are
+    those of the wrapped optimizer, `.optimizer`.
 
-    Created without `prepare`, it follows the `GradientState` of the process, in fp32, and a scaler
-    is refused. `device_placement` has no effect: an optimizer's state is where its weights are.
+    Created without `prepare`, it follows the `GradientState` of the process in fp32 and rejects a
+    scaler. `device_placement` has no effect: an optimizer's state is on its weights' device.
     """
 
-    _after_step: Callable[[int], int] | None = None  # called at some steps, returns the next one
+    _after_step: Callable[[int], int] | None = None  # returns the step of its next call
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 where=f"the script's {type(self).__name__}(...)",
                 fix="pass the optimizer to the prepare() of Accelerator(mixed_precision='fp16')",
             )
-        self.optimizer = optimizer  # super().__init__ would make a second set of parameter groups
+        self.optimizer = optimizer  # super().__init__ would create a second set of parameter groups
         self.device_placement = device_placement
         self._accumulation = accumulation or self.gradient_state.accumulation
         self._precision = precision or Precision().set_up(self.accelerator_state.device)
@@ -62,8 +62,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.step_count = 0  # steps that changed the weights
         self._after_step = after_step
         self._next_call = after_step(0) if after_step is not None else 0
-        self.step_was_skipped = False  # the last one, for an overflow in fp16
-        self.hyperparameters = of_optimizer(optimizer)  # as given to prepare(), or loaded
+        self.step_was_skipped = False  # the last step, due to an fp16 overflow
+        self.hyperparameters = of_optimizer(optimizer)  # as passed to prepare(), or loaded
         if optimizer.state:  # loaded before the model moved to its device
             optimizer.load_state_dict(optimizer.state_dict())
 
@@ -80,14 +80,14 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What adapts fp16's loss scale; None in other precisions."""
+        """The fp16 gradient scaler; None in other precisions."""
         return self._precision.scaler
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change the weights, unless gradients accumulate or overflowed (fp16).
+        """Update the weights, unless gradients accumulate or overflowed (fp16).
 
-        Return what `closure` returned first, as torch's optimizers do. With several ranks the
-        optimizer sees the mean of their losses, which is what the gradients belong to.
+        Return the first result of `closure`, as torch's optimizers do. With several ranks the
+        optimizer sees the mean of their losses, which matches the averaged gradients.
         """
         accumulation, progress = self._accumulation, self._progress
         losses: list[Any] = []
@@ -111,8 +111,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def _noting(self, closure: Callable[[], Any], losses: list[Any]) -> Callable[[], Any]:
         if not self._accumulation.sync_gradients:
             raise UsageError(
-                "optimizer.step(closure) while gradients accumulate, which the closure would have"
-                " to compute",
+                "optimizer.step(closure) does not support gradient accumulation",
                 where="the script's optimizer.step(...)",
                 fix="call accelerator.backward(loss) before optimizer.step(), without a closure; or"
                 " train with gradient_accumulation_steps=1",
@@ -128,7 +127,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return noting
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, unless they accumulate."""
+        """Reset the gradients, unless they accumulate."""
         if self._accumulation.sync_gradients:
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
@@ -137,7 +136,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether the last `step()` left the weights alone: accumulation, or an overflow."""
+        """Whether the last `step()` was skipped for accumulation or an fp16 overflow."""
         return self.step_was_skipped or not self._accumulation.sync_gradients
 
     @property
@@ -157,12 +156,12 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer.state = state
 
     def train(self) -> None:
-        """Switch a schedule-free optimizer to train mode; others have no modes."""
+        """Switch a schedule-free optimizer to train mode; a no-op for other optimizers."""
         if hasattr(self.optimizer, "train"):
             self.optimizer.train()
 
     def eval(self) -> None:
-        """Switch a schedule-free optimizer to eval mode; others have no modes."""
+        """Switch a schedule-free optimizer to eval mode; a no-op for other optimizers."""
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
 
@@ -179,8 +178,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return f"Prepared{self.optimizer!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # a scheduler built on this one patches `step`, for this object only
-        own = ("step", "_after_step")  # which belongs to the Accelerator
+        # schedulers patch `step` of the instance; `_after_step` belongs to the Accelerator
+        own = ("step", "_after_step")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -191,18 +190,18 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
 
 class PreparedScheduler:
-    """The script's scheduler, which steps once for each step of its optimizer.
+    """Wraps the script's scheduler, and steps once per optimizer step.
 
-    However many ranks there are and whatever `split_batches` says, a schedule is written in
-    optimizer steps: `step()` does nothing when the optimizer has not changed the weights since the
-    scheduler's last step, and that because gradients accumulate or overflowed (fp16). So it may be
-    called in each iteration, once an epoch, or to wind a fresh schedule forward. Accelerate steps
-    it once for each rank.
+    A schedule is written in optimizer steps, independent of the number of ranks and of
+    `split_batches`: `step()` does nothing if the optimizer has not updated the weights since the
+    scheduler's last step because gradients accumulate or overflowed (fp16). It can therefore be
+    called in each iteration, once per epoch, or to fast-forward a new schedule. Accelerate steps
+    it once per rank.
 
     With `step_scheduler_with_optimizer=False` every call is a step.
 
     Attributes:
-        seen_steps: the optimizer's steps as of the scheduler's last one.
+        seen_steps: the optimizer's step count at the scheduler's last step.
     """
 
     seen_steps = 0
@@ -214,10 +213,10 @@ class PreparedScheduler:
         self._optimizer = optimizer
         self._step_with_optimizer = step_with_optimizer
         self.seen_steps = optimizer.step_count
-        self.hyperparameters = of_scheduler(scheduler)  # as given to prepare(), or loaded
+        self.hyperparameters = of_scheduler(scheduler)  # as passed to prepare(), or loaded
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, unless the optimizer had to wait; arguments (a metric) go to the scheduler."""
+        """Step, unless the optimizer skipped its step; arguments are passed to the scheduler."""
         steps = self._optimizer.step_count
         if steps == self.seen_steps and self._step_with_optimizer and self._optimizer.is_withheld:
             return
@@ -232,8 +231,8 @@ class PreparedScheduler:
 
 
 def _delegate(wrapper: object, inner: str, name: str) -> Any:
-    """Return attribute `name` of the object that `wrapper` has as its attribute `inner`."""
-    if inner not in wrapper.__dict__:  # copy and pickle ask before there are attributes
+    """Return attribute `name` of the object in attribute `inner` of `wrapper`."""
+    if inner not in wrapper.__dict__:  # copy and pickle look up names before any are set
         raise AttributeError(name)
     return getattr(wrapper.__dict__[inner], name)
 
@@ -244,7 +243,7 @@ def _delegate(wrapper: object, inner: str, name: str) -> Any:
 def of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [_plain_items(group) for group in optimizer.param_groups]
     for group in groups:
-        if "initial_lr" in group:  # then `lr` is where a schedule stands
+        if "initial_lr" in group:  # then a schedule has changed `lr`
             group["lr"] = group.pop("initial_lr")
     return groups
 
@@ -257,7 +256,7 @@ def of_scheduler(scheduler: Any) -> list[dict[str, Any]]:
 
 
 def _plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a line can show: numbers, texts and sequences of them."""
+    """Return the items that can be printed: numbers, strings and sequences of these."""
     items = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -269,13 +268,14 @@ def _plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replaced(given: Groups, before: Groups, loaded: Groups, way: str) -> Iterator[str]:
-    """Yield a line for each hyperparameter that the script has given and a checkpoint replaces.
+    """Yield a note for each hyperparameter of the script that the checkpoint overrides.
 
-    `before` was given in the run that saved it: what that script itself has changed since, such as
-    a learning rate that it lowers, is no difference. `way` is code that sets one.
+    `before` are the values passed in the run that saved the checkpoint: values that the script
+    changed during that run, such as a decayed learning rate, are not differences. `way` is code
+    that sets a value.
     """
     lines = [
-        f"note: {_WORDS.get(name, name)} {new[name]} of the checkpoint replaces {value} of the"
+        f"note: {_WORDS.get(name, name)} {new[name]} from the checkpoint overrides {value} from the"
         f" script; to use the script's, set it afterwards: {way.format(name=name, value=value)}"
         for group, old, new in zip(given, before, loaded, strict=False)
         for name, value in group.items()

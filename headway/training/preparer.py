@@ -1,4 +1,4 @@
-"""Makes the script's models, optimizers, data loaders and schedulers ready."""
+"""Prepares the script's models, optimizers, data loaders and schedulers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Prepare = Callable[[Any, torch.device | None], None]
 
 
 class Preparer:
-    """Prepares a script's objects for a training, which remembers them; see `Accelerator`."""
+    """Prepares objects and registers them with a Training; see `Accelerator`."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Preparer:
             raise UsageError(
                 f"device_placement has {len(placement)} entries for {len(args)} objects",
                 where="the script's prepare(...)",
-                fix="give one entry for each object, or leave device_placement out",
+                fix="pass one entry per object, or omit device_placement",
             )
         self.training.adopt_prepared(args)
         self._require_methods([arg for arg in args if isinstance(arg, torch.nn.Module)])
-        # a strategy may replace the parameters of models: what holds them comes later
+        # models first: a strategy may replace the parameters that other objects refer to
         for make in (self.make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
             for obj, place in zip(args, placement, strict=True):
                 if self.training.find(obj) is None:
@@ -84,21 +84,21 @@ class Preparer:
                 raise UsageError(
                     f"forward_methods is {name!r}, not a method of {type(models[0]).__name__}",
                     where="the script's Accelerator(forward_methods=...)",
-                    fix="pass names of the model's methods; of several models, prepare the one that"
-                    " has it first, or all together",
+                    fix="pass names of the model's methods; with several models, prepare them"
+                    " together, or the one with the method first",
                 )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
-        """Log which of these, as they are, look like data that each rank will read in full."""
+        """Log which of these unprepared objects look like data that every rank reads in full."""
         ranks = self.training.world.ranks
         for obj in objects:
             if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
                 continue
             if not isinstance(obj, (str, torch.Tensor)):
                 log_once(
-                    f"note: prepare() returned a {type(obj).__name__} as it is: each of the"
-                    f" {ranks.world_size} ranks has all of it; fix: give prepare() each object by"
-                    " itself, and data in a torch.utils.data.DataLoader"
+                    f"note: prepare() returned a {type(obj).__name__} unchanged: each of the"
+                    f" {ranks.world_size} ranks has all of it; fix: pass objects to prepare()"
+                    " individually, and data in a torch.utils.data.DataLoader"
                 )
 
     def prepare_object(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
@@ -108,15 +108,15 @@ class Preparer:
             make(obj, self.training.world.device if place else None)
         return self.training.find(obj)
 
-    # ------------------------------------------- one object each, if it is of the method's kind
+    # ------------------------------------------- no-ops for objects of other types
 
     def make_model(self, model: Any, device: torch.device | None, *, trains: bool = True) -> None:
-        """Prepare a model; `device` is where it goes, None leaves it."""
+        """Prepare a model and move it to `device`, unless None."""
         training = self.training
         if isinstance(model, torch.nn.Module):
             if any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules()):
                 raise UsageError(
-                    f"{type(model).__name__} is spread over several devices by a device_map",
+                    f"{type(model).__name__} spans several devices, due to a device_map",
                     where="the script's prepare(...)",
                     fix="load the model without device_map; prepare() moves it to this rank's GPU",
                 )
@@ -137,7 +137,7 @@ class Preparer:
         for half in trained & {torch.bfloat16, torch.float16} if has_mixed else ():
             log_once(
                 f"note: weights of {type(model).__name__} are in {half}, which loses small updates;"
-                f" mixed precision expects fp32; fix: leave .to({half}) out, or pass"
+                f" mixed precision expects fp32; fix: omit .to({half}), or pass"
                 ' mixed_precision="no"'
             )
 
@@ -172,7 +172,7 @@ class Preparer:
                 raise UsageError(
                     f"{type(scheduler).__name__} has an optimizer that has not been prepared",
                     where="the script's prepare(...)",
-                    fix="give the optimizer to prepare() together with the scheduler, or before it",
+                    fix="pass the optimizer to prepare() together with the scheduler, or before it",
                 )
             prepared = PreparedScheduler(
                 scheduler, optimizer, step_with_optimizer=self.step_scheduler_with_optimizer
@@ -200,6 +200,6 @@ class Preparer:
             self.training.remember(loader, prepared)
 
     def _before_pass(self) -> Callable[[], None] | None:
-        """Return what gives all ranks equal generators; None: loaders see to their own samplers."""
+        """Return a function that synchronizes RNG states, or None if only samplers need it."""
         types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None

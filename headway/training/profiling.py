@@ -1,4 +1,4 @@
-"""What `accelerator.profile()` records."""
+"""Profiling with `accelerator.profile()`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from headway.errors import UsageError
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """What `accelerator.profile()` records, as `torch.profiler.profile` takes it.
+    """Configures `accelerator.profile()`; arguments are those of `torch.profiler.profile`.
 
     Args:
-        activities: of `cpu`, `cuda`, `mtia`, `xpu` and the others that torch has; None records all
-            that this machine has.
+        activities: names of torch's profiler activities, such as `cpu`, `cuda`, `mtia` or `xpu`;
+            None records all that are available.
         schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active`,
             `repeat` and `skip_first`, each a number of `profiler.step()` calls.
-        on_trace_ready: called with the profiler each time that the schedule has recorded a cycle,
-            and without a schedule at the end.
+        on_trace_ready: called with the profiler after each recorded cycle of the schedule; without
+            a schedule, at the end.
         record_shapes: record the shapes of inputs.
         profile_memory: record allocations.
         with_stack: record source lines.
         with_flops: estimate the floating-point operations of matrix products and convolutions.
-        with_modules: record the names of modules; torch has this for TorchScript only.
-        output_trace_dir: a folder for the trace of each rank, `profile_<rank>.json`, as Chrome's
-            tracing and Perfetto read them.
+        with_modules: record module names; torch supports this only for TorchScript.
+        output_trace_dir: a folder for the ranks' traces, `profile_<rank>.json`, for Chrome's
+            tracing and Perfetto.
 
     Examples:
         >>> import torch
@@ -57,7 +57,7 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | os.PathLike[str] | None = None
 
     def build(self) -> torch.profiler.profile:
-        """Return the profiler, a context that has not begun.
+        """Create the profiler, without starting it.
 
         Raises:
             UsageError: an activity, or a key of `schedule_option`, is unknown.
@@ -85,19 +85,19 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
         raise UsageError(
             f"schedule_option is {options!r}: {error}",
             where="the script's ProfileKwargs(...)",
-            fix="pass wait, warmup and active, and if need be repeat and skip_first",
+            fix="pass wait, warmup and active, and optionally repeat and skip_first",
         ) from None
 
 
 @contextmanager
 def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
-    """Record what the block does; with a schedule, the file has its last cycle.
+    """Profile the block; with a schedule, write its last cycle.
 
     With a folder, ranks wait for each other at the end.
     """
     folder, on_trace_ready = handler.output_trace_dir, handler.on_trace_ready
     trace = Path(folder or "", f"profile_{rank}.json")
-    is_written = folder is None  # or not to be written
+    is_written = folder is None  # or not requested
 
     def write_trace(profiler: torch.profiler.profile) -> None:
         nonlocal is_written
@@ -113,8 +113,8 @@ def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profi
         yield profiler
     if not is_written:
         warnings.warn(
-            f"no trace in {trace}: the schedule {handler.schedule_option} recorded nothing."
-            " Call profiler.step() after each step, or record earlier",
+            f"no trace in {trace}: the schedule {handler.schedule_option} recorded nothing;"
+            " call profiler.step() after each step, or record earlier",
             stacklevel=3,
         )
     if folder is not None:

@@ -1,4 +1,4 @@
-"""Whether the ranks train copies of the same weights."""
+"""Checks that all ranks train the same weights on different data."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from headway.ipc.stderr import log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 
-_MOST_APART = 1024  # steps between two comparisons
+_MOST_APART = 1024  # maximum number of steps between comparisons
 
-_TOLERANCE = 1e-4  # ranks may have GPUs that round differently
+_TOLERANCE = 1e-4  # the ranks' GPUs may round differently
 
 
 _ONE_RATE = (
-    "give the scheduler the same number on all ranks, such as accelerator.reduce(metric, 'mean')"
+    "pass the scheduler the same value on all ranks, such as accelerator.reduce(metric, 'mean')"
 )
 _ONE_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
 _ALIKE = (
     "prepare model and optimizer; call the prepared model itself, not"
     " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
-    " each forward pass, with the sum of its losses; replace layers before prepare(); change"
-    " weights by hand on all ranks alike. If they are meant to differ, pass"
+    " each forward pass, with the sum of its losses; replace layers before prepare(); make the"
+    " same manual weight changes on all ranks. If weights should differ, pass"
     " DistributedDataParallelKwargs(compare_weights=False)"
 )
 _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
 
 
 def next_comparison(step: int) -> int:
-    """Return the step after which ranks compare their weights, the next one after `step`.
+    """Return the next step after `step` at which ranks compare their weights.
 
-    These are 1, 2, 4, ..., 1024 and each 1024th: in all less than a thousandth of a training.
+    These are 1, 2, 4, ..., 1024 and each 1024th: together less than 0.1 % of a training.
     """
     return step + min(max(step, 1), _MOST_APART)
 
 
 def require_equal(training: Training, call: str) -> None:
-    """Raise UsageError on all ranks if weights, rates or arguments are not the same on all.
+    """Raise UsageError on all ranks if weights, learning rates or arguments differ between ranks.
 
-    They compare sums and sums of squares. Every rank calls this, in `call` of the script.
+    Compares sums and sums of squares. Every rank must call this, in the script's `call`.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return
@@ -76,14 +76,14 @@ def require_equal(training: Training, call: str) -> None:
     sums = torch.stack([_sums(tensors, dtype).to(device) for tensors in compared])
     everyones = gather_alike(sums[None])  # rank, weight, which sum
     scale = everyones[0].abs()
-    scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may add up to 0
+    scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may sum to 0
     differ = ((everyones - everyones[0]).abs() > _TOLERANCE * scale).any(2)
     if not differ.any():
         return
     first = int(differ.any(0).int().argmax())
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
     raise _differing(
-        f"{names[first]} differs on {named(ranks)} and on rank 0",
+        f"{names[first]} differs between {named(ranks)} and rank 0",
         call,
         _ALIKE
         if names[first] in weights
@@ -94,17 +94,17 @@ def require_equal(training: Training, call: str) -> None:
 
 
 def compare_at_end(training: Training, *, has_split: bool) -> None:
-    """Wait for all ranks, compare their weights if none has left, and report unshared work.
+    """Wait for all ranks, compare their weights if none has left, and log duplicated work.
 
-    `has_split`: the script has divided work between them by itself.
+    `has_split`: the script itself has split work between ranks.
     """
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
         log_once(
-            "note: nothing was given to prepare(): unless the script reads their numbers, the"
-            f" {ranks.world_size} ranks did the same work"
+            f"note: nothing was passed to prepare(): all {ranks.world_size} ranks did the same"
+            " work, unless the script depends on the rank"
         )
 
 
@@ -118,15 +118,15 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
         model, ignored, known = prepared, set[str](), None
         if isinstance(prepared, DistributedDataParallel):
             model, ignored = prepared.module, {*prepared.parameters_to_ignore}
-            known = {id(p) for p in prepared._module_parameters}  # torch's, not documented
+            known = {id(p) for p in prepared._module_parameters}  # undocumented in torch
         for name, parameter in model.named_parameters():
             is_sharded_or_quantized: bool = is_traceable_wrapper_subclass(parameter)
             if name in ignored or parameter.is_meta or is_sharded_or_quantized:
                 continue
             if known is not None and parameter.requires_grad and id(parameter) not in known:
                 raise UsageError(
-                    f"{name} was not in its model when that was prepared; the ranks do not average"
-                    " its gradients",
+                    f"{name} was added after its model was prepared; the ranks do not average its"
+                    " gradients",
                     where=call,
                     fix="add or replace layers before prepare()",
                 )
@@ -146,50 +146,50 @@ def _sums(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def note_unused(training: Training) -> None:
-    """Log once, after the first step, which parts of the training the script goes without."""
+    """Log once, after the first step, which parts of the training the script does not use."""
     accumulation, ranks = training.accumulation, training.world.ranks
     if ranks.rank:
         return
     if accumulation.steps > 1 and not accumulation.has_begun:
         log_once(
-            f"note: gradient_accumulation_steps is {accumulation.steps}, and an optimizer stepped"
-            " outside of accelerator.accumulate(model): each backward pass makes a step; fix: with"
-            " accelerator.accumulate(model), around the body of the loop"
+            f"note: gradient_accumulation_steps is {accumulation.steps}, but an optimizer stepped"
+            " outside of accelerator.accumulate(model), so nothing accumulates; fix: wrap the body"
+            " of the loop in `with accelerator.accumulate(model):`"
         )
-    elif accumulation.steps > 1 and training.progress.num_trained == 1:  # which is this step
+    elif accumulation.steps > 1 and training.progress.num_trained == 1:  # this step
         log_once(
             "note: an optimizer stepped without accelerator.backward(loss), which divides by"
-            f" gradient_accumulation_steps ({accumulation.steps}); fix: call it in place of"
+            f" gradient_accumulation_steps ({accumulation.steps}); fix: call it instead of"
             " loss.backward()"
         )
     draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
     if training.strategy.data_size > 1 and not draws_own:
         log_once(
-            "note: no prepared DataLoader gave a batch: unless the script draws other samples on"
-            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}; or,"
-            " for batches that it draws itself, set_seed(1, device_specific=True)"
+            f"note: no prepared DataLoader yielded a batch: all {ranks.world_size} ranks train on"
+            f" the same samples, unless the script draws different ones; fix: {_PREPARE}; or,"
+            " if the script draws its own batches, set_seed(1, device_specific=True)"
         )
 
 
 def note_raw_optimizer(training: Training) -> None:
-    """Log once, on rank 0, if gradients accumulate and no optimizer knows of it."""
+    """Log once, on rank 0, if gradients accumulate but no optimizer was prepared."""
     if (
         training.accumulation.has_begun
         and not training.optimizers
         and not training.world.ranks.rank
     ):
         log_once(
-            "note: accumulate() without a prepared optimizer: the script's own steps after each"
-            " micro-batch, unless it asks for accelerator.sync_gradients; fix: " + _PREPARE
+            "note: accumulate() without a prepared optimizer: it steps after each micro-batch,"
+            " unless the script checks accelerator.sync_gradients; fix: " + _PREPARE
         )
 
 
 def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:
-    """Log once, on rank 0 of several, if these weights are not prepared; None: if none are."""
+    """Log once, on rank 0, if these weights are not prepared; None: if no model is."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
         log_once(
-            "note: weights are trained whose model was not given to prepare(): unless the script"
-            f" does it, nothing averages their gradients over the {ranks.world_size} ranks; fix: "
+            "note: the script trains a model that was not passed to prepare(): its gradients are"
+            f" not averaged over the {ranks.world_size} ranks, unless the script does so; fix: "
             + _PREPARE
         )

@@ -1,4 +1,4 @@
-"""The steps of a training: micro-batches, backward passes, clipped gradients."""
+"""Training steps: micro-batches, backward passes and gradient clipping."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
 class Steps:
-    """The forward and backward passes, and the gradients, of a training: see `Accelerator`."""
+    """The forward and backward passes and gradients of a training; see `Accelerator`."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -37,7 +37,7 @@ class Steps:
     def backward(
         self, loss: torch.Tensor, num_tokens: int | torch.Tensor | None, kwargs: dict[str, Any]
     ) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
+        """Accumulate the gradients of `loss` / gradient_accumulation_steps."""
         training = self.training
         accumulation, progress = training.accumulation, training.progress
         if num_tokens is not None or accumulation.steps > 1:
@@ -67,9 +67,9 @@ class Steps:
         num_tokens: int | torch.Tensor | None,
         gradient: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Return the gradient with which the backward pass of `loss` begins; None is 1.
+        """Return the initial gradient for the backward pass of `loss`; None is 1.
 
-        The loss is the sum of `num_tokens`, or a mean; `gradient` is what the script has given.
+        The loss is the sum over `num_tokens`, or a mean; `gradient` is the script's argument.
         """
         accumulation = self.training.accumulation
         if accumulation.steps > 1:
@@ -84,13 +84,13 @@ class Steps:
             return self._by_tokens(loss, num_tokens)
         if gradient is not None:
             return gradient / accumulation.steps
-        if loss.numel() != 1:  # which fails
+        if loss.numel() != 1:  # backward() will fail
             return None
-        # the bits of loss / steps; new, as backward functions of the script may write into it
+        # bitwise equal to loss / steps; a new tensor, because backward functions may modify it
         return torch.full_like(loss, 1 / accumulation.steps, requires_grad=False)
 
     def _by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
-        """Return the gradient with which the backward pass of a sum over tokens begins."""
+        """Return the initial gradient for the backward pass of a sum over tokens."""
         training = self.training
         if training.strategy.shards and not runs_ahead([loss]):
             meet("backward(num_tokens=...)")
@@ -135,7 +135,7 @@ class Steps:
         training = self.training
         if training.strategy.shards:
             raise UsageError(
-                "join_uneven_inputs() needs the whole model on each rank, but it is sharded",
+                "join_uneven_inputs() does not support sharded models",
                 where="the script's join_uneven_inputs()",
                 fix="use strategy ddp, or remove join_uneven_inputs()",
             )
@@ -187,7 +187,7 @@ class Steps:
             self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
 
     def unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
-        """Return these parameters, with gradients without fp16's loss scale."""
+        """Unscale the gradients of these parameters in fp16, and return the parameters."""
         tensors = _as_list(parameters)
         self.training.precision.unscale(
             [optimizer.optimizer for optimizer in self.training.optimizers], tensors
@@ -204,24 +204,25 @@ def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
             check_entries(name, [kwargs[name]], kind, "Accelerator.backward")
     if not loss.requires_grad:
         raise UsageError(
-            "the loss has no gradient: none of what it was computed from needs one",
+            "the loss does not require grad: none of its inputs do",
             where=where,
-            fix="compute it by the model's forward(), outside of torch.no_grad(), without .item()"
+            fix="compute it with the model's forward(), outside of torch.no_grad(), without .item()"
             " and .detach(); some weights of the model must have requires_grad=True",
         )
     if loss.numel() != 1 and kwargs.get("gradient") is None:
         raise UsageError(
-            f"the loss has shape {[*loss.shape]}, not one element", where=where, fix="pass its mean"
+            f"the loss must have a single element, but has shape {[*loss.shape]}",
+            where=where,
+            fix="pass its mean",
         )
 
 
 def _note_loss(
     progress: Progress, loss: torch.Tensor, num_tokens: int | torch.Tensor | None
 ) -> None:
-    """Keep a loss for the launcher; a GPU's once it is there, as to wait would hold up the GPU.
+    """Record a loss for the launcher, without synchronizing with the GPU.
 
-    One that is no real number, cannot be copied, or is on another GPU than the one that is timed is
-    left out.
+    Skip losses that are not real numbers, cannot be copied, or are on a GPU that is not timed.
     """
     if loss.numel() != 1 or isinstance(num_tokens, torch.Tensor):
         return
@@ -229,12 +230,12 @@ def _note_loss(
     if loss.device.type == "cpu":
         _keep_loss(progress, loss.detach(), count)
     elif clock.queue is not None and loss.device == clock.device:
-        with suppress(RuntimeError):  # no pinned memory, or an error of the device
+        with suppress(RuntimeError):  # no pinned memory, or a device error
             clock.queue.when_done(lambda: partial(_keep_loss, progress, _copied(loss), count))
 
 
 def _copied(loss: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU, which is there once the device has done what it has to do now."""
+    """Return a CPU copy that is valid once the device has completed its queued work."""
     return loss.detach().to("cpu", non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""What a training consists of: the objects that are prepared and registered, and how they step."""
+"""The state of a training: its prepared and registered objects, and their progress."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Kind = TypeVar("Kind")
 
 @dataclass(eq=False)
 class Training:
-    """The objects of one training on this rank, and how they work together.
+    """The objects of a training on this rank.
 
-    A checkpoint saves what is here; `headway.checkpoint.training_state` has its parts.
+    Checkpoints save these objects; see `headway.checkpoint.training_state`.
     """
 
     world: World
@@ -41,19 +41,19 @@ class Training:
     accumulation: Accumulation
     progress: Progress
     global_batch_size: int | None = None
-    prepared: list[tuple[Any, Any]] = field(default_factory=list)  # the script's objects, as what
-    registered: list[Any] = field(default_factory=list)  # given to `register_for_checkpointing`
-    has_prepared: bool = False  # anything, also if it was forgotten
-    of_evaluation: set[torch.nn.Module] = field(default_factory=set)  # models of each rank alone
-    ranks_may_differ: bool = False  # now, as ranks take different numbers of steps
+    prepared: list[tuple[Any, Any]] = field(default_factory=list)  # (original, wrapper) pairs
+    registered: list[Any] = field(default_factory=list)  # with `register_for_checkpointing`
+    has_prepared: bool = False  # ever, even if since forgotten
+    of_evaluation: set[torch.nn.Module] = field(default_factory=set)  # not synchronized
+    ranks_may_differ: bool = False  # ranks currently take different numbers of steps
 
     def __post_init__(self) -> None:
         self.run = LoaderSet(self.progress)
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ objects
 
     def find(self, obj: Any) -> Any:
-        """Return what `obj` was prepared as; None if it was not."""
+        """Return the prepared wrapper of `obj`, or None."""
         pairs = (pair for pair in self.prepared if obj is pair[0] or obj is pair[1])
         return next(pairs, (None, None))[1]
 
@@ -66,7 +66,7 @@ class Training:
         self.run.counts_training |= isinstance(prepared, PreparedOptimizer)
 
     def adopt_prepared(self, objects: Iterable[Any]) -> None:
-        """Remember those of these objects that another Accelerator has prepared, as they are."""
+        """Register the objects that another Accelerator has prepared, without wrapping them."""
         for obj in objects:
             if self.find(obj) is not None:
                 continue
@@ -83,7 +83,7 @@ class Training:
                 self.prepared.append((obj, obj))
 
     def forget(self) -> None:
-        """Drop all prepared objects, free their memory, and begin a new accumulation."""
+        """Drop all prepared objects, free their memory, and reset gradient accumulation."""
         self.prepared.clear()
         self.of_evaluation.clear()
         self.accumulation.reset()
@@ -99,11 +99,11 @@ class Training:
 
     @property
     def inner_models(self) -> list[torch.nn.Module]:
-        """The same models as they were before `prepare`."""
+        """The unwrapped models."""
         return [extract_model_from_parallel(m, keep_torch_compile=False) for m in self.models]
 
     def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
-        """Return the model as it was before `prepare`; where it is sharded, all ranks `call`."""
+        """Return the unwrapped model; if it is sharded, all ranks must be in `call`."""
         if self.strategy.shards:
             meet(call)
         return extract_model_from_parallel(model, keep_torch_compile=False)
@@ -118,30 +118,30 @@ class Training:
 
     @property
     def all_loaders(self) -> list[Any]:
-        """Those of class TrainingLoader."""
+        """All prepared loaders."""
         return self._all(TrainingLoader)
 
     @property
     def loaders(self) -> list[PreparedDataLoader]:
-        """Those that resume at their positions: all but those of `headway.compat`."""
+        """Loaders that resume at their positions: all except those of `headway.compat`."""
         return self._all(PreparedDataLoader)
 
     def _all(self, kind: type[Kind]) -> list[Kind]:
         return [prepared for _, prepared in self.prepared if isinstance(prepared, kind)]
 
     def set_accumulation_steps(self, steps: int) -> None:
-        """Set the number of micro-batches in one optimizer step, as the script assigns it."""
+        """Set the number of micro-batches per optimizer step."""
         check_range("gradient_accumulation_steps", 1, steps=steps)
         if self.global_batch_size is not None and steps != self.accumulation.steps:
             raise UsageError(
-                f"gradient_accumulation_steps is set to {steps}, but the batches of loaders follow"
-                f" from {self.accumulation.steps} and global_batch_size={self.global_batch_size}",
+                f"gradient_accumulation_steps was set to {steps}, but loaders' batch sizes depend"
+                f" on {self.accumulation.steps} and global_batch_size={self.global_batch_size}",
                 where="the script's assignment to .gradient_accumulation_steps",
                 fix=f"pass Accelerator(gradient_accumulation_steps={steps}, global_batch_size=...)",
             )
         self.accumulation.steps = steps
 
-    # ------------------------------------------------------------------ where it stands
+    # ------------------------------------------------------------------ progress
 
     @property
     def steps_done(self) -> int:
@@ -149,23 +149,23 @@ class Training:
 
     @property
     def loader(self) -> PreparedDataLoader | None:
-        """The loader whose passes lead the steps; before that the first one that was trained on."""
+        """The loader whose epochs drive the steps; initially the first that was trained on."""
         leads = attrgetter("epochs.leads", "epochs.has_trained")
         return max(self.loaders, key=leads, default=None)
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that a checkpoint is in."""
+        """The epoch number for a checkpoint."""
         loaders = [self.loader, *self.all_loaders]
         return next((loader.epoch for loader in loaders if loader is not None), 0)
 
     def count_epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left; see `ResumedRun.epochs`."""
+        """Yield the numbers of the remaining epochs; see `ResumedRun.epochs`."""
         return self.run.count_epochs(total, [loader.epochs for loader in self.loaders])
 
     @property
     def is_in_evaluation(self) -> bool:
-        """Whether a pass of evaluation is under way in a training that has begun."""
+        """Whether an evaluation loop is running after training has started."""
         is_open = any(
             pass_.rounds and not pass_.is_complete and pass_.seen == self.progress.num_trained
             for pass_ in self.run.open
@@ -175,10 +175,10 @@ class Training:
 
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
-"""Those of all Accelerators of this process."""
+"""The prepared models of all Accelerators in this process."""
 
 
 def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
-    """Return whether all of these belong to prepared models, of any Accelerator; None: any does."""
+    """Return whether all weights belong to prepared models; None: whether any model is prepared."""
     known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
     return bool(known) if weights is None else all(id(weight) in known for weight in weights)

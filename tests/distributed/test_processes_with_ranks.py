@@ -78,7 +78,7 @@ def test_tensors_are_padded_to_the_longest() -> None:
     assert first == ([1, 1] if RANK == WORLD - 1 else [0, 0])
     assert pad_across_processes(torch.tensor(3.0), dim=1).item() == 3.0
     for own, index in ((ragged.bool(), -100), (ragged.byte(), -100), (ragged.long(), 0.5)):
-        with pytest.raises(UsageError, match=rf"{index}, which {own.dtype} cannot hold"):
+        with pytest.raises(UsageError, match=rf"{index}, which {own.dtype} cannot represent"):
             pad_across_processes(own, pad_index=index)
 
 

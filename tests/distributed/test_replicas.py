@@ -112,10 +112,10 @@ DRIFTS: dict[Callable[..., None], str] = {
     two_forward_passes: "differs .*number 1$",
     two_losses: "differs .*number 1$",
     other_method: "differs .*number 1$",
-    replaced_layer: "head.weight was not in its model.*number 1$",
-    changed_by_hand: "head.bias differs on .*number 32$",
+    replaced_layer: "head.weight was added after its model.*number 1$",
+    changed_by_hand: "head.bias differs between .*number 32$",
     own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 .*number 1$",
-    own_argument: "gradient_accumulation_steps differs on rank.*number 1$",
+    own_argument: "gradient_accumulation_steps differs between rank.*number 1$",
     at_checkpoint: "body.weight differs .*a checkpoint$",
     at_the_end: r"weight of prepared model 1 differs .*end_training\(\)$",
 }
@@ -164,7 +164,7 @@ def test_frozen_models_have_the_weights_of_rank_0() -> None:
     for tensor in accelerator.prepare(net).state_dict().values():
         assert torch.equal(accelerator.gather(tensor[None])[-1], tensor)
         assert torch.equal(accelerator.gather(tensor[None])[0], tensor)
-    with pytest.raises(UsageError, match="not the same on all ranks"):
+    with pytest.raises(UsageError, match="the model differs between ranks"):
         accelerator.prepare(torch.nn.Linear(1, 1 + RANK).requires_grad_(False))
 
 
@@ -227,8 +227,8 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         gc.collect()
         progress.num_trained = 0
         stderr._logged.clear()
-        assert said(training).count("weights are trained whose model") == is_told, training
-    assert said(as_it_is).count("returned a list as it is") == is_told
+        assert said(training).count("trains a model that was not passed") == is_told, training
+    assert said(as_it_is).count("returned a list unchanged") == is_told
     stderr._logged.clear()
     assert "note" not in said(all_prepared)
 
@@ -236,18 +236,18 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         accelerator, model, optimizer = prepared()
         step(accelerator, optimizer, model(DATA).sum())
 
-    assert said(without_loader).count("no prepared DataLoader gave a batch") == is_told
+    assert said(without_loader).count("no prepared DataLoader yielded a batch") == is_told
 
     stderr._logged.clear()
     set_seed(1, device_specific=True)
-    assert "gave a batch" not in said(without_loader)
+    assert "yielded a batch" not in said(without_loader)
     set_seed(1)
 
     def ending(accelerator: Accelerator) -> str:
         with patch("headway.accelerator.leave_world"):
             return said(accelerator.end_training)
 
-    assert ending(Accelerator()).count("nothing was given to prepare()") == is_told
+    assert ending(Accelerator()).count("nothing was passed to prepare()") == is_told
     stderr._logged.clear()
     splitting = Accelerator()
     splitting.split_between_processes([RANK])

@@ -237,7 +237,7 @@ def test_a_closure_s_loss_is_returned_and_refused_while_gradients_accumulate() -
     assert optimizer.step(closure).item() == 4.0
     assert optimizer.step_count == 1
     accelerator.gradient_accumulation_steps = 2
-    with accelerator.accumulate(), pytest.raises(UsageError, match="while gradients accumulate"):
+    with accelerator.accumulate(), pytest.raises(UsageError, match="support gradient accumulation"):
         optimizer.step(closure)
 
 
@@ -322,7 +322,7 @@ def test_bf16_computes_in_bf16_and_returns_fp32(capsys: pytest.CaptureFixture[st
     accelerator.prepare(torch.nn.Linear(1, 1).bfloat16().requires_grad_(False))
     assert capsys.readouterr().err == ""
     accelerator.prepare(torch.nn.Linear(1, 1).bfloat16())
-    assert "leave .to(torch.bfloat16) out" in capsys.readouterr().err
+    assert "omit .to(torch.bfloat16)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
@@ -339,14 +339,14 @@ def test_copy_of_a_bf16_model_has_its_own_weights(duplicate: Any) -> None:
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunContract("cuda", "no", 1, origins={})
     monkeypatch.setenv(VARIABLE, encode(run))
-    with pytest.raises(MachineError, match="torch sees 0"):
+    with pytest.raises(MachineError, match="torch detects 0"):
         Accelerator()
 
 
 def test_ranks_that_cannot_form_a_group_stop_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(LaunchError, match=r"2 ranks could not form a group[\s\S]*MASTER_ADDR"):
+    with pytest.raises(LaunchError, match=r"not form a process group[\s\S]*MASTER_ADDR"):
         Accelerator(cpu=True)
     refused = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(dist, "init_process_group", refused)

@@ -29,7 +29,7 @@ def warmed(optimizer: Optimizer, size: int = 5) -> SequentialLR:
 
 SGDS: list[tuple[Any, Any, Any, list[str]]] = [  # given, given before, loaded
     (0.1, 0.1, 0.1, []),
-    (0.5, 0.1, 0.1, ["learning rate 0.1 of the checkpoint replaces 0.5 of the script"]),
+    (0.5, 0.1, 0.1, ["learning rate 0.1 from the checkpoint overrides 0.5 from the script"]),
     (0.5, 0.5, 0.1, []),  # the script has lowered it
     (0.5, 0.1, 0.5, []),  # it was set after an earlier resume
     (torch.tensor(0.5), 0.5, 0.5, []),
@@ -50,7 +50,7 @@ def test_schedules_are_compared_and_not_where_they_stand() -> None:
     saved = of_scheduler(warmed(one))
     assert [*replaced(of_scheduler(warmed(same)), saved, saved, "")] == []
     (line,) = replaced(of_scheduler(warmed(other, 7)), saved, saved, "")
-    assert "step_size 5 of the checkpoint replaces 7 of the script" in line
+    assert "step_size 5 from the checkpoint overrides 7 from the script" in line
     assert of_optimizer(one)[0]["lr"] == 0.1  # also where a warm-up has lowered it
 
 
@@ -81,10 +81,10 @@ def test_a_resume_reports_what_it_replaces_and_how_to_set_it(
     assert "replaces" not in capsys.readouterr().err
     for steps in (4, 5):  # as long as it is not set
         script = Script(0.0001, 7, steps)
-        lines = [line for line in capsys.readouterr().err.splitlines() if "replaces" in line]
+        lines = [line for line in capsys.readouterr().err.splitlines() if "overrides" in line]
         assert len(lines) == 2
-        assert "learning rate 0.05 of the checkpoint replaces 0.0001 of the script" in lines[0]
-        assert "step_size 2 of the checkpoint replaces 7 of the script" in lines[1]
+        assert "learning rate 0.05 from the checkpoint overrides 0.0001 from the script" in lines[0]
+        assert "step_size 2 from the checkpoint overrides 7 from the script" in lines[1]
         script.accelerator.end_training()
     for line in lines:
         exec(line.split("afterwards: ")[1], vars(script).copy())  # noqa: S102

@@ -77,11 +77,11 @@ def test_results_of_a_whole_pass_lose_the_repeats_at_its_end() -> None:
     passed(SHORT, GlobalBatch(7, 7, 7))  # its repeats are not at its end
     assert kept(outer, 9) == [9]
     passed(GlobalBatch(8, 9, 9))
-    with pytest.raises(UsageError, match="of the last batch, or of the pass"):
+    with pytest.raises(UsageError, match="the last batch or to the epoch"):
         kept(outer, 9)
     outer.end()
     assert kept(outer, 16) == [16]
-    with pytest.raises(UsageError, match="whole pass"):
+    with pytest.raises(UsageError, match="of the epoch"):
         kept(outer, 8)
     passed()  # of which this rank had no part
     assert kept(outer, 0) == [0]

@@ -56,7 +56,7 @@ def test_a_mac_computes_on_its_gpu_unless_ranks_or_the_user_rule_it_out(
         ("mac_rosetta", "mps", "Rosetta"),
         ("mac_13", "mps", "macOS 13.7.4 is older than 14.0"),
         ("laptop_cpu", "mps", "not a Mac"),
-        ("laptop_cpu", "gpu", "device is 'gpu', but this machine has none"),
+        ("laptop_cpu", "gpu", "device is 'gpu', but there is no GPU"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_the_reason(

@@ -129,7 +129,7 @@ def test_a_gradient_that_the_script_gives_is_weighted_too_and_one_that_lacks_is_
     accelerator.backward(weight * 1.0, gradient=torch.tensor([4.0, 8.0, 0.0]))
     assert weight.grad is not None
     assert weight.grad.tolist() == [1.0, 2.0, 0.0]
-    with pytest.raises(UsageError, match=r"shape \[3\], not one"):
+    with pytest.raises(UsageError, match=r"single element, but has shape \[3\]"):
         accelerator.backward(weight * 1.0)
     assert process_progress().phase == "script"  # also after a failure
 
