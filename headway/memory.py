@@ -158,7 +158,7 @@ def find_executable_batch_size(
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
             _check_falls(before, size)
         raise OutOfMemory(
-            f"{function.__name__}() ran out of memory with every batch size down to 1",
+            f"{function.__name__}() ran out of memory with every batch size until it reached 0",
             where=f"the script's {CALL}",
             fix="use a smaller model, shorter inputs, or a device with more memory",
         )

@@ -166,6 +166,6 @@ def are_generator_states(states: Any) -> bool:
         if "numpy" in states:
             np.random.RandomState().set_state(states["numpy"])
             return bool(0 <= states["numpy"][2] <= len(states["numpy"][1]))
-    except Exception:  # noqa: BLE001  whatever they say to what is no state
+    except Exception:  # noqa: BLE001  libraries raise various errors for invalid states
         return False
     return True
