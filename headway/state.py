@@ -44,7 +44,9 @@ class PartialState(Process):
 
     Args:
         cpu: use the CPU even if a GPU is available.
-        backend, init_method, timeout: as in `InitProcessGroupKwargs`.
+        backend: as in `InitProcessGroupKwargs`.
+        init_method: as in `InitProcessGroupKwargs`.
+        timeout: as in `InitProcessGroupKwargs`.
 
     Raises:
         UsageError: `cpu` or `backend` contradicts the existing state.

@@ -283,7 +283,7 @@ def find(word: str | None) -> RunRecord:
         found, _ = read_all()
         if not found:
             fix = "`headway launch` records each run unless the setting record is off"
-            raise ConfigError("there are no readable records of runs", where=folder, fix=fix)
+            raise ConfigError("there are no readable run records", where=folder, fix=fix)
         return found[-1]
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
     if len(meant) == 1:

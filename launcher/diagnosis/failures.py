@@ -111,7 +111,7 @@ class Failure(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """What to do next: an error of Headway's in the script says so itself."""
+        """What to do next; a HeadwayError raised in the script carries its own fix."""
         crash = self.first.crash
         return (crash.fix if crash is not None else "") or described(self.reason.fix, self.evidence)
 
@@ -192,9 +192,11 @@ def find_failure(
 
 
 def _may_be_a_victim(end: RankExit) -> bool:
-    """Return whether a rank, or the script in an error of its own, may have failed as a victim."""
+    """Return whether the failure may be a consequence of another rank's failure."""
     if end.crash is None:
-        return end.left_silently and end.code <= 0  # a code of its own is its own failure
+        return (
+            end.left_silently and end.code <= 0
+        )  # an exit code that the script chose is its own failure
     return _mention_communication([end.crash.traceback])
 
 

@@ -64,7 +64,7 @@ class RankStatus(NamedTuple):
     stacks: tuple[Stack, ...] = ()  # of its threads, the main one first
     groups: tuple[Group, ...] | None = None  # None: it could not be asked
     progress: ProgressSnapshot | None = None  # None: its script has no Accelerator
-    process: ProcessState | None = None  # what the kernel says, where the rank does not answer
+    process: ProcessState | None = None  # the kernel's view, if the rank does not answer
 
     @property
     def is_absent(self) -> bool:
@@ -89,10 +89,10 @@ class RankFacts(NamedTuple):
 
 
 def status_of(facts: RankFacts) -> RankStatus:
-    """Return what the facts mean.
+    """Return a rank's status: the position in its stack, or that it has exited.
 
-    A rank whose process runs is where its stack says, unless its program has ended, none of its
-    collectives is open, and Python does not wait for its threads: then it has left.
+    A rank whose process still runs has exited if its program has ended, no collective of it is
+    pending, and Python does not wait for its threads.
     """
     status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
     end = next((end for end in facts.ends if isinstance(end, ScriptEnd)), None)
@@ -140,7 +140,7 @@ class Hang(NamedTuple):
 
     statuses: tuple[RankStatus, ...]
     after_s: int
-    aftermath: str = ""  # which ranks had to be killed then, to continue a sentence
+    aftermath: str = ""  # which ranks were killed then, as the end of a sentence
     world_size: int = 0  # more than `statuses` where other machines have ranks too
 
     @property
@@ -160,7 +160,7 @@ class Hang(NamedTuple):
         if explain_divergence(self.statuses):
             what = "fix the script where the ranks diverge"
             if calls and calls != phases:
-                what = f"let all ranks call accelerator.{min(calls)} there, or none of them"
+                what = f"call accelerator.{min(calls)} there on all ranks, or on none"
         return f"{what}; if it is only slow, raise --hang-timeout"
 
     @property
@@ -241,7 +241,7 @@ def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | No
     members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
     absent = {s.rank: s for s in statuses if s.is_absent and s.rank in members}
     for rank in absent:
-        groups.setdefault(rank, Group(name, None, ()))  # it has not said what it entered
+        groups.setdefault(rank, Group(name, None, ()))  # it has not reported what it entered
     suffix = _suffix(name, members)
     return _different_collectives(groups, suffix) or _missing_ranks(groups, absent, suffix)
 

@@ -40,7 +40,7 @@ class Evidence(NamedTuple):
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
     memory_kills: int = 0  # by the kernel's OOM killer during the run
-    lost_reader: str = ""  # of which of the launcher's streams the reader has gone
+    lost_reader: str = ""  # the launcher's streams that lost their reader
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
     left_silently: bool = False  # reported neither an end nor an exception
@@ -52,8 +52,7 @@ class Reason(NamedTuple):
 
     `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
     {message}, {memory_kills}, {lost_reader} and {divergence}; a fix may have {installer} and
-    {module}, the one that is missing, as packages mostly are called. Without a `fix` it is all
-    that there is to say.
+    {module}, the missing one under its package's usual name. Without a `fix` the report has none.
     """
 
     name: str  # identifies it
@@ -108,8 +107,8 @@ REASONS = (
     _of_crash(
         "no_gpu",
         lambda crash: contains(crash.message, NO_GPU),
-        "the script asks for a GPU by itself, and torch has none here (`headway doctor` says why): "
-        'let it take accelerator.device, or torch.device("cpu")',
+        "the script requests a GPU, but torch finds none here (`headway doctor` prints why): "
+        'use accelerator.device, or torch.device("cpu")',
     ),
     _of_crash(
         "no_kernels",
@@ -161,8 +160,8 @@ REASONS = (
     _of_crash(
         "debugger_left",
         lambda crash: crash.kind == DEBUGGER_LEFT.text,
-        "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() and "
-        "pdb.set_trace() do nothing; leave the debugger with c, not with q",
+        "pass --debug-rank RANK to attach the terminal to one rank; on the others breakpoint() and "
+        "pdb.set_trace() do nothing; exit the debugger with c, not with q",
         ": its debugger was left, or found no terminal to read from",
     ),
     Reason(
@@ -182,8 +181,8 @@ REASONS = (
     Reason(
         "left_without_exit",
         lambda seen: seen.code == 0,
-        "{rank} left by os._exit(0) while the others went on",
-        "let every rank run to its end, or call sys.exit()",
+        "{rank} left by os._exit(0) while the others were still running",
+        "run every rank to completion, or call sys.exit()",
     ),
     Reason(
         "did_not_stop",
@@ -215,25 +214,25 @@ REASONS = (
         "signal",
         lambda seen: seen.code < 0,
         "{rank} was ended by {signal}",
-        "see its output above; if there is none, another process sent the signal",
+        "check its output above; if it printed nothing, another process sent the signal",
     ),
     Reason(
         "left_by_exit",
         lambda seen: seen.left_silently,
         "{rank} ended with exit code {code}, by os._exit() or outside of Python code",
-        "have the script raise an exception in place of os._exit(), which reports nothing",
+        "raise an exception instead of calling os._exit(), which reports nothing",
     ),
     Reason(
         "exit_message",
         lambda seen: bool(seen.message),
         "{rank} ended with exit code {code}: {message}",
-        "see its output above",
+        "check its output above",
     ),
     Reason(
         "exit_code",
         lambda seen: True,
         "{rank} ended with exit code {code}",
-        "see its output above; if there is none, have it raise an exception in place of sys.exit()",
+        "check its output above; if it printed nothing, raise an exception instead of sys.exit()",
     ),
 )
 

@@ -40,7 +40,7 @@ class ActiveRun(NamedTuple):
     machine_rank: int
     num_machines: int
     began_at: float  # seconds since the epoch
-    is_suspended: bool = False  # its launcher, which then tells nothing but its pid
+    is_suspended: bool = False  # its launcher, which then reports only its pid
 
     @property
     def ranks(self) -> str:
@@ -50,13 +50,13 @@ class ActiveRun(NamedTuple):
 
 
 class RunSocket:
-    """Answers requests, one after the other by a thread of its own, until `close`."""
+    """Answers requests in order, in a dedicated thread, until `close`."""
 
     def __init__(self, run: ActiveRun) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
         """Returns where the ranks are."""
         self.figures: Callable[[], dict[str, Any]] = lambda: {**_NONE}
-        """Returns what the ranks have told of their steps, for JSON."""
+        """Returns the step metrics of the ranks, for JSON."""
         self._run = run
         self._is_closing = False
         self._address = _new_address()
@@ -180,7 +180,7 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Return pid and user of the process at the other end, as the kernel knows them."""
-    if not _HAS_ABSTRACT_NAMES:  # the folder lets nobody else in
+    if not _HAS_ABSTRACT_NAMES:  # no other user may enter the folder
         return 0, os.geteuid()
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, user, _ = _UCRED.unpack(credentials)
@@ -218,7 +218,7 @@ def runtime_folder() -> str:
 
 
 def _private(folder: str) -> str:
-    """Make a folder that nobody else may enter; PermissionError if somebody made it otherwise."""
+    """Create a folder for this user only; PermissionError if it exists with wider permissions."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)

@@ -1,5 +1,5 @@
-"""Where a process is: the stacks and tracebacks that Python prints, parsed, with the user's frames
-apart; and what the kernel says that its main thread does, on Linux only, from /proc.
+"""The position of a process: the stacks and tracebacks that Python prints, parsed, with the user's
+frames apart; and on Linux the kernel's state of its main thread, from /proc.
 """
 
 from __future__ import annotations

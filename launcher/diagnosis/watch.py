@@ -315,7 +315,7 @@ class RankChannel:
         return b"".join(parts)
 
     def _take_in(self, record: Record | InvalidRecord) -> bool:
-        """Keep what a record says; return whether it shows progress."""
+        """Store a record; return whether it shows progress."""
         if isinstance(record, InvalidRecord):
             self._num_refused += 1
             if self._num_refused == 1:

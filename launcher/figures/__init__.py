@@ -1,1 +1,1 @@
-"""What the steps of a run take: collected from all ranks, judged, and told in words."""
+"""Step metrics of a run: collected from all ranks, analyzed and reported."""

@@ -1,4 +1,4 @@
-"""The figures of a run's steps: of all ranks on all machines, as the ranks have told them."""
+"""Step metrics of a run, as reported by the ranks on all machines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SHOWN_S = 5.0  # shares and rates are means over so long
 _STRETCH_STEPS, _STRETCH_S = 5, 1.0  # the least of a stretch that is judged
 _NUM_STRETCHES = 4  # in which the same rank must be last, 20 steps in all
 _MOST_KEPT = 120  # records of a rank
-_QUIET_S = 5.0  # without a record, which is then told
-_DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is worth a word
+_QUIET_S = 5.0  # without a record; then reported
+_DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is reported
 
 
 class RankRow(NamedTuple):
@@ -33,7 +33,7 @@ class RankRow(NamedTuple):
     compute_share: float | None
     sync_share: float | None
     save_share: float | None
-    samples_per_s: float | None  # None, too, while it tells of no steps
+    samples_per_s: float | None  # also None while it reports no steps
     rss_bytes: int
     device_bytes: int | None
     age_s: float  # since the record
@@ -122,7 +122,7 @@ class RunFigures:
         with self._lock:
             self._lost.add(machine)
             self._stretches.clear()
-            self._slow = None  # nobody waits for a slow rank now
+            self._slow = None  # no rank waits for a slow one now
 
     def _judge(self) -> None:
         """Judge the steps since the last time, once all ranks have reported enough."""
@@ -200,7 +200,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return a line about the run; empty before the first record, and beside machine 0."""
+        """Return a line about the run; empty before the first record, and except on machine 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from headway.ipc.records import Figures
 
-LEAST_SHARE = 0.1  # of a step; what costs less is not told
-_LEAST_S = 0.0005  # of a step: nobody looks for less
+LEAST_SHARE = 0.1  # of a step; smaller delays are not reported
+_LEAST_S = 0.0005  # of a step: smaller delays are noise
 _EXPLAINED = 0.8  # of the cost, by a cause
 _CLEAR = 0.5  # of the cost, which the rank that waits second least waits for, too
 
@@ -30,7 +30,7 @@ _NAMES = {
     BACKWARD: "its backward pass",
     SAVE: "its saving",
     MACHINE: "other processes use its cores, or its CPU quota is used up",
-    SCRIPT: "what its script does besides, as to evaluate, save or log on this rank alone",
+    SCRIPT: "other work in the script, such as evaluating, saving or logging on this rank only",
 }
 
 

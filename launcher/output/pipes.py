@@ -199,7 +199,7 @@ class _Stream:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a slow reader has to take some of what there is first."""
+        """Whether a slow reader must take some of the output first."""
         return self._view is not None and self._console.is_full(self._target)
 
     @property
@@ -208,7 +208,7 @@ class _Stream:
         return _NEVER if self._view is None else self._view.due
 
     def show_due(self) -> None:
-        """Show the beginning of a line that may go on, or the newest state of a progress bar."""
+        """Show an unfinished line, or the newest state of a progress bar."""
         if self._view is not None:
             self._view.show_due()
 
@@ -221,7 +221,7 @@ class _Stream:
                     break
 
     def read(self) -> bool:
-        """Read what is there; False at the end, or when the launcher's output has no reader."""
+        """Read the available data; False at EOF, or if the launcher's output has no reader."""
         try:
             data = os.read(self.fd, _READ_SIZE)
         except OSError as error:

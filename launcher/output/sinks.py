@@ -1,8 +1,8 @@
-"""The launcher's own stdout and stderr, each written by a thread of its own; a line below them.
+"""The launcher's stdout and stderr, each written by a dedicated thread, and a footer line.
 
 Writing may block for as long as a reader likes; nothing else may. `Sink.show` only adds to a queue,
 and whoever reads the ranks' pipes asks `is_full` first: the pipes fill, and the ranks wait, as they
-would for a reader of their own. A queue holds at most `MAX_QUEUED` bytes and one block.
+would for their own reader. A queue holds at most `MAX_QUEUED` bytes and one block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TextIO
 MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
 _REDRAW_S = 0.05  # the line below is drawn again after output no more often
 _NEVER = float("inf")
-_PIECE = 2**16  # bytes written at once, so that a slow reader is told from one that has stopped
+_PIECE = 2**16  # bytes per write, which distinguishes a slow reader from a stopped one
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
 _COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
 _LONGEST = 4096  # bytes of an unfinished line that are looked at
@@ -217,7 +217,7 @@ def write_some(fd: int, data: bytes | memoryview) -> int:
 
 
 def _prefixed(text: bytes, prefix: bytes, goes_on: bool) -> bytes:
-    """Put `prefix` before each line, and before each state of a bar that is drawn anew."""
+    """Put `prefix` before each line, and before each redrawn state of a progress bar."""
     text = text[:-1].replace(b"\n", b"\n" + prefix) + text[-1:]
     if b"\r" in text:
         if not goes_on and not text.startswith(b"\r\n"):
@@ -240,7 +240,7 @@ class LineBelow:
     """
 
     def __init__(self, fd: int) -> None:
-        self.text = ""  # empty: there is to be nothing
+        self.text = ""  # empty: show nothing
         self._fd = fd
         self._rest = b""  # of the unfinished line
         self._to_erase = b""  # while it is drawn

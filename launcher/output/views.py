@@ -11,7 +11,7 @@ from headway.launcher.output.console import Console
 LONGEST = 2**20  # bytes; a longer line is shown in pieces
 _SOON_S = 0.1  # an unfinished line is shown on a terminal after this
 _UNFINISHED_S = 1.0  # and elsewhere after this
-_BAR_S = 10.0  # between two states of a progress bar, where there is no terminal
+_BAR_S = 10.0  # between two states of a progress bar without a terminal
 _NEVER = float("inf")
 _UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
 _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
@@ -130,7 +130,7 @@ class FileView(View):
 
 
 def _is_bar(line: bytes) -> bool:
-    """Return whether there is a carriage return that is no part of the end of a line."""
+    """Return whether there is a carriage return that does not end a line."""
     return b"\r" in line.removesuffix(b"\r")
 
 

@@ -60,7 +60,7 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-_MAX_DELAY_S = 60  # longer would waste the machines once their fault is over
+_MAX_DELAY_S = 60  # longer would waste machines that have recovered
 
 
 def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
@@ -146,7 +146,7 @@ class Agent(LocalElasticAgent):
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
         self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
-        self.due = "", ""  # the restart that has not begun, and its cause where machine 0 told it
+        self.due = "", ""  # the pending restart, and its cause if machine 0 sent it
         self.is_cut_short = False  # the grace period
         self.signals_received: set[int] = set()  # by the launcher
 
@@ -201,14 +201,14 @@ class Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY) if goes_on else result
 
     def _exit_barrier(self) -> None:
-        """Wait for nobody: `_monitor_workers` reports success only when all machines have it."""
+        """Do not wait: `_monitor_workers` reports success only when all machines have succeeded."""
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
         if self._ranks is not None and (self.handler.ended_by or self.handler.restart):
             self._ranks.are_victims = True
         try:
             super()._shutdown(*args, **kwargs)
-        except SignalException:  # in the middle: the ranks are to be stopped all the same
+        except SignalException:  # in the middle: the ranks must still be stopped
             super()._shutdown(*args, **kwargs)
             raise
 
@@ -327,7 +327,7 @@ class Agent(LocalElasticAgent):
         number = worker_group.spec.max_restarts - self._remaining_restarts
         number = number if ordered is None else ordered.number
         restart = f"restart {number} of {self.plan.settings.max_restarts}"
-        restart = restart if number else "restart with the machines that are there"
+        restart = restart if number else "restart with the available machines"
         self.due = restart, ordered.cause if ordered is not None else ""
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
@@ -337,7 +337,7 @@ class Agent(LocalElasticAgent):
             failed_at = time.time()
         else:
             failure = self.find_failure()
-            assert failure is not None, "nobody else restarts ranks"
+            assert failure is not None, "no other process restarts ranks"
             self._repeated = self._repeats.judge(_site_of(failure))
             if self._repeated:
                 raise RunEnded

@@ -27,7 +27,7 @@ class RunOutcome(NamedTuple):
     restarts: str = ""  # how many there were
     due: tuple[str, str] = "", ""  # the restart that has not begun, and its cause: or `failure`
     is_cut_short: bool = False  # the grace period was ended by Ctrl-C
-    will_save: bool = False  # ranks said that they save when they are stopped
+    will_save: bool = False  # ranks reported that they save when they are stopped
     machine: int = 0
     is_reported_by_machine_0: bool = False  # on the same terminal
 

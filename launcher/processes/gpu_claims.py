@@ -2,9 +2,9 @@
 
 A claim is a Unix socket bound to a name in Linux's abstract namespace, which only one process can
 bind, of whichever user. A lock file would need a folder that all users may write to; flock(2) on
-/dev/nvidiaN starts the driver, does not exist for a MIG slice, and does not tell who holds it. The
+/dev/nvidiaN starts the driver, does not exist for a MIG slice, and does not show who holds it. The
 kernel frees a name when the launch ends, also if it is killed; a script that replaces the launcher
-inherits the socket. A container with a network of its own does not see claims of the host.
+inherits the socket. A container with its own network does not see claims of the host.
 
 A launch that waits has such a name, too, with the time at which it began: GPUs go to the launch
 that has waited longest, and to no other before it has what it asked for.
@@ -113,12 +113,12 @@ def _claimed_by(uuid: str) -> str:
 
 
 def _holder(name: str) -> str:
-    """Return the process that has a name; empty: nobody has it."""
+    """Return the process that holds a name; empty if none does."""
     with closing(socket.socket(socket.AF_UNIX)) as asking:
         asking.setblocking(False)
         try:
             asking.connect(_address(name))
-        except ConnectionRefusedError:  # nobody has the name
+        except ConnectionRefusedError:  # the name is free
             return ""
         except OSError:  # more have asked since than the kernel keeps
             return "process unknown"

@@ -30,7 +30,7 @@ def create_log_folder(settings: Settings) -> str | None:
     if settings.log_dir is None:
         return None
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if settings.num_machines > 1:  # which may share log_dir, and count processes alike
+    if settings.num_machines > 1:  # which may share log_dir, and have equal pids
         import socket
 
         name += f"-{socket.gethostname()}"

@@ -223,7 +223,7 @@ class RankProcesses(PContext):
             self._watch.begin_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
                 self.statuses = self._watch.statuses()  # now, while the others still run
-            if self._alive():  # what they print while they save must not hold them up
+            if self._alive():  # printing while they save must not block them
                 self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
             self._stopped_at, now = time.time(), time.monotonic()
             self._shutdown = Shutdown(
@@ -394,7 +394,7 @@ class _Streams:
 
 
 class NoLogs(LogsSpecs):
-    """Tells torch that there are no files to write, redirect or tail."""
+    """Log settings for torch: no files to write, redirect or tail."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         nowhere = dict.fromkeys(envs, "")

@@ -1,10 +1,10 @@
 """The fork server: a process that starts the ranks for the launcher, and ends them all with it.
 
 It starts before the launcher's own imports and runs in parallel with them. To fork ranks it imports
-torch once; it then has one Python thread, no CUDA context, and a session of its own. Requests
-are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr and
-status channel. When the launcher ends, also if it is killed, all descendants of
-this process are ended. Orphans among them are adopted, and reaped when they end.
+torch once; it then has one Python thread, no CUDA context, and its own session. Requests are JSON
+over a socket, answers are records; a request carries the rank's stdin, stdout, stderr and status
+channel. When the launcher exits, also if it is killed, all descendants of this process are killed.
+Orphans among them are adopted, and reaped when they exit.
 
 Its parent is the guardian, which ends what a killed launcher and server leave. Launcher, guardian
 and server are a chain in which each adopts the orphans of those below. When any one or two of them
@@ -85,7 +85,9 @@ def main() -> None:
     adopt_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
-    signals.outlive(signal.SIGTERM)  # until here it ends this process at once, amid an import too
+    signals.outlive(
+        signal.SIGTERM
+    )  # until here it ends this process at once, even during an import
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signals.outlive(signal.SIGHUP)
     rank = _Server(server, job).serve()
@@ -125,7 +127,7 @@ def _fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
         return
     # a cluster may send them to all
     signals.outlive(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    # not Headway's or the script's: `pkill -f` of either is no reason to leave processes behind
+    # not Headway's or the script's: `pkill -f` of either must not leave processes behind
     set_title(f"guardian of process {os.getppid()}")
     status = _wait_for_server(server, launcher, grace_s)
     if status != 0:

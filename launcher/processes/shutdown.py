@@ -24,7 +24,7 @@ _JOB_END = "SLURM_JOB_END_TIME"  # seconds since the epoch
 _SPARE_S = 5.0  # for the report, before the scheduler kills the launcher too
 
 KILL_MARGIN_S = 10.0
-"""How long the kernel may take to end a process after SIGKILL; then nobody waits for it."""
+"""How long to wait for the kernel to end a process after SIGKILL."""
 
 _MIN_GRACE_S = 2.0  # a process may remove its files then, even where ranks are killed at once
 _POLL_S = 0.05  # most processes end at once on SIGTERM
@@ -68,7 +68,7 @@ class Shutdown(NamedTuple):
     usual_s: float
     victim_s: float
     saving_s: float
-    will_save: bool = False  # ranks said that they save when they are stopped
+    will_save: bool = False  # ranks reported that they save when they are stopped
     failed_at: float = _NEVER  # a rank failed, here or on another machine
     is_cut_short: bool = False  # by a second Ctrl-C
 

@@ -158,7 +158,7 @@ class Starter:
             end_processes(lambda: self.leftovers() or None, 0)
 
     def resume_guardian(self) -> None:
-        """Resume a suspended guardian, which has to end what a server leaves that was killed."""
+        """Resume a suspended guardian, which must kill what a killed server leaves running."""
         self._guardian.send_signal(signal.SIGCONT)
 
     def resume_server(self) -> None:
@@ -261,7 +261,7 @@ def cannot_start(error: OSError) -> LaunchError:
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
-        errno.ENFILE: "close files of other programs: the whole system has too many open",
+        errno.ENFILE: "close other programs: the system-wide limit on open files is reached",
         errno.EAGAIN: MORE_PROCESSES,
         errno.ENOMEM: "start fewer ranks, or free some memory",
     }

@@ -139,7 +139,7 @@ def supervise(
     )
     ending = ending_of(outcome)
     if recorder is not None:
-        recorder.report = ending.line  # where no error says more
+        recorder.report = ending.line  # if no error has more details
     _report(agent, ending, folder)
     if ending.code == 0 and stopped_by is None:
         for note in unused(settings, [end.uses for end in agent.exits]):
@@ -207,7 +207,7 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 
 def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
-    """Print how the run ended; raises WorkerFailed where a failure is to be reported."""
+    """Print how the run ended; raises WorkerFailed to report a failure."""
     failure, elsewhere = ending.failure, ending.elsewhere
     anyway = "; --restart-anyway restarts it nonetheless" if ending.repeats else ""
     if ending.line:

@@ -1,6 +1,6 @@
 """For `--debug-rank` and breakpoint(): the terminal, and process groups without timeouts.
 
-The rank reads and writes the launcher's terminal directly. It is in a session of its own, so that
+The rank reads and writes the launcher's terminal directly. It has its own session, so that
 Ctrl-C reaches only the launcher, which forwards it.
 """
 

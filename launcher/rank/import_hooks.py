@@ -87,7 +87,7 @@ def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 def hook_libraries() -> None:
     """Join the training libraries of `HOOKS`, once the script imports them."""
     for hook in HOOKS:
-        _join_after_import(hook.module, hook.joins, "it does not save when the job has to stop")
+        _join_after_import(hook.module, hook.joins, "it does not save when the job is stopped")
 
 
 def watch_steps() -> None:

@@ -95,7 +95,7 @@ def _record_end() -> None:
 def run_program(
     kind: str, name: str, args: Sequence[str], *, blocked: Collection[signal.Signals] = ()
 ) -> None:
-    """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
+    """Run the user's program as `__main__`; the interpreter then exits as usual.
 
     The signals in `blocked` are unblocked just before it starts. Raises the script's own
     SystemExit, or one with the exit code after an unhandled exception was shown.
@@ -176,7 +176,7 @@ def _run_as_main(module: str, folder: str | None, *, alter_argv: bool) -> None:
 
 
 def is_path_safe() -> bool:
-    """Return whether Python was told not to put the program's folder on sys.path (-P, -I)."""
+    """Return whether Python omits the program's folder from sys.path (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
@@ -337,7 +337,7 @@ def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
 
 
 def _has_lost_reader() -> bool:
-    """Return whether nobody reads the pipe that is this process's stdout or stderr."""
+    """Return whether the pipe behind this process's stdout or stderr has no reader."""
     import select
 
     poll = select.poll()

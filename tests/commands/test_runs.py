@@ -63,7 +63,7 @@ def test_scripts_of_one_name_are_told_apart_by_their_paths() -> None:
 def test_without_a_record_there_is_said_how_to_get_one() -> None:
     code, text = run("why")
     assert code == 2
-    assert "no run has a record" in text
+    assert "no readable run records" in text
     assert run("runs", "--json")[1].strip() == "[]"
 
 
@@ -283,7 +283,7 @@ def test_the_page_draws_the_metrics_of_the_jsonl_tracker(tmp_path: Path) -> None
     assert text.count("<polyline") == 2
     tracker.path.write_text("no run")
     assert run("why", "--html", str(page))[0] == 0
-    assert "is not a run of the jsonl tracker" in page.read_text()
+    assert "is not a jsonl tracker file" in page.read_text()
 
 
 @pytest.mark.processes

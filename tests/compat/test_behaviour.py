@@ -93,7 +93,7 @@ def test_errors_are_also_of_the_class_that_accelerate_raises(
 
 def test_all_objects_that_cannot_be_registered_are_named_by_their_number() -> None:
     accelerator = Accelerator(cpu=True)
-    with pytest.raises(ValueError, match=r"index 0 \(Tensor\), Item at index 2 \(int\): no"):
+    with pytest.raises(ValueError, match=r"index 0 \(Tensor\), Item at index 2 \(int\): missing"):
         accelerator.register_for_checkpointing(torch.ones(1), torch.nn.Linear(1, 1), 1)
 
 

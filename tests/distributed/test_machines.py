@@ -190,7 +190,7 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     for machine in machines:
         out, errors = finished(machine, 0)
         assert "of 2" in out
-        assert "was lost; restart with the machines that are there\n" in errors
+        assert "was lost; restart with the available machines\n" in errors
 
 
 def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(

@@ -116,7 +116,8 @@ def test_a_fork_server_that_was_killed_before_it_started_a_rank_counts_too(
     kill_the_server_at_once(process)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
-    assert out.count("done") == (2 if restarts == "1" else 0)
+    expected = {"[0] done", "[1] done"} if restarts == "1" else set()
+    assert expected <= {*out.splitlines()}  # the server may have started a rank before
     assert "the process that starts the ranks was ended by SIGKILL" in errors
     assert not survivors()
 

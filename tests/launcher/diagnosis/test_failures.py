@@ -112,7 +112,7 @@ def test_a_known_exception_has_a_fix_of_its_own(kind: str, message: str, fix: st
 
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
-    assert found.cause == "rank 2 of 4 left by os._exit(0) while the others went on"
+    assert found.cause == "rank 2 of 4 left by os._exit(0) while the others were still running"
     assert found.exit_code == 1
     elsewhere = failure(ended(2, 0, 1.5), ended(1, 0, 1.0, left_silently=False), is_left=True)
     assert (elsewhere.cause, elsewhere.suspicion) == (found.cause, 1)

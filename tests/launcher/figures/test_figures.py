@@ -231,7 +231,7 @@ def test_no_cause_is_named_for_what_the_rank_does_in_two_places() -> None:
         found = find_slow_rank(with_a_slow(0, 0.04, **more))
         assert found is not None
         assert found.cause == cause
-        assert ("what its script does besides" in found.describe()) == (not more)
+        assert ("other work in the script" in found.describe()) == (not more)
 
 
 def test_a_busy_core_is_the_cause_though_the_passes_take_longer_by_it() -> None:
