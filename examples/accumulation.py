@@ -1,11 +1,11 @@
-"""Train with gradient accumulation: the same outcome from batches that fit into memory.
+"""Train with gradient accumulation: the same results with batches that fit into memory.
 
     python examples/accumulation.py                                     64 samples at once
     python examples/accumulation.py --micro-batch-size 8                8 micro-batches of 8
     headway launch --cpu --num-processes 2 examples/accumulation.py --micro-batch-size 8
 
-One optimizer step uses 64 samples, whatever the ranks and the micro-batches are, and the mean loss
-printed at the end is the same up to rounding. Needs the extra `examples`.
+Each optimizer step uses 64 samples, for any number of ranks and any micro-batch size, so the final
+mean loss is the same up to rounding. Needs the extra `examples`: pip install "headway[examples]".
 """
 
 import argparse
@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator
 from headway.utils import set_seed
 
-SAMPLES_PER_STEP = 64  # of all ranks and accumulated micro-batches together
+SAMPLES_PER_STEP = 64  # over all ranks and micro-batches
 EPOCHS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with gradient accumulation.")
-    parser.add_argument("--micro-batch-size", type=int, help="samples that a rank has in memory")
+    parser.add_argument("--micro-batch-size", type=int, help="samples per micro-batch on each rank")
     args = parser.parse_args()
 
     set_seed(0)
@@ -36,11 +36,11 @@ def main() -> None:
     accelerator.gradient_accumulation_steps = samples_per_rank // micro_batch_size
 
     dataset = load_dataset()
-    # drop_last keeps the micro-batches equally large: each counts 1/steps of the gradient
+    # drop_last keeps all micro-batches the same size, because each has the same weight
     loader = DataLoader(dataset, micro_batch_size, shuffle=True, drop_last=True)
     model = nn.Sequential(nn.Linear(dataset.tensors[0].shape[1], 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    # a schedule is written in optimizer steps, however many micro-batches each has
+    # the scheduler steps once per optimizer step, for any number of micro-batches
     scheduler = LinearLR(optimizer, 1.0, 0.1, EPOCHS * (len(dataset) // SAMPLES_PER_STEP))
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
 
@@ -70,9 +70,9 @@ def main() -> None:
 
 
 def load_dataset() -> TensorDataset:
-    """Return the progress of 384 diabetes patients: features [384, 10], standardised target."""
+    """Return scikit-learn's diabetes data: features [384, 10], standardized target [384, 1]."""
     features, target = load_diabetes(return_X_y=True)
-    count = len(target) // SAMPLES_PER_STEP * SAMPLES_PER_STEP  # whole optimizer steps
+    count = len(target) // SAMPLES_PER_STEP * SAMPLES_PER_STEP  # a multiple of SAMPLES_PER_STEP
     features = torch.tensor(features[:count], dtype=torch.float32) * features.shape[0] ** 0.5
     target = torch.tensor(target[:count], dtype=torch.float32).unsqueeze(1)
     return TensorDataset(features, (target - target.mean()) / target.std())

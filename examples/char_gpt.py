@@ -1,11 +1,11 @@
-"""Train a small character-level GPT on the source text of Python's own standard library.
+"""Train a small character-level GPT on the source code of Python's standard library.
 
     python examples/char_gpt.py                                      under a minute on two cores
     headway launch --cpu --num-processes 2 examples/char_gpt.py      two ranks, twice the batch
-    headway launch --mixed-precision bf16 examples/char_gpt.py --size 124m --compile   a big GPU
+    headway launch --mixed-precision bf16 examples/char_gpt.py --size 124m --compile   a large GPU
 
-`--size 124m` is GPT-2's smallest: 12 layers, 12 heads, width 768, context 1024 and GPT-2's
-vocabulary padded to 50,304, of which this text uses 128. It is also the benchmark model.
+`--size 124m` is the smallest GPT-2: 12 layers, 12 heads, width 768, context 1024 and a vocabulary
+padded to 50,304 tokens, of which this text uses 128. The benchmarks use the same model.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator
 from headway.utils import set_seed
 
-NUM_CHARACTERS = 128  # the text is ASCII: a character's number is its token
+NUM_CHARACTERS = 128  # the text is ASCII, and a character's code is its token id
 LOG_EVERY = 40
 SIZES = {  # layers, heads, width, context, vocabulary
     "tiny": (2, 4, 64, 64, NUM_CHARACTERS),
@@ -36,8 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a character-level GPT on Python's source.")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
-    parser.add_argument("--batch-size", type=int, default=32, help="windows of text on each rank")
-    parser.add_argument("--sample-length", type=int, default=300, help="characters, at the end")
+    parser.add_argument("--batch-size", type=int, default=32, help="windows of text per rank")
+    parser.add_argument("--sample-length", type=int, default=300, help="characters to generate")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     args = parser.parse_args()
     layers, heads, width, context, vocabulary = SIZES[args.size]
@@ -46,7 +46,7 @@ def main() -> None:
     accelerator = Accelerator()
     text = read_standard_library()
     inputs = text[:-1].unfold(0, context, context)  # [windows, context]
-    targets = text[1:].unfold(0, context, context)  # the same, one character later
+    targets = text[1:].unfold(0, context, context)  # shifted by one character
     windows = TensorDataset(inputs, targets)
     loader = DataLoader(windows, args.batch_size, shuffle=True, drop_last=True)
     gpt = GPT(layers, heads, width, context, vocabulary)
@@ -85,14 +85,14 @@ def main() -> None:
 
 
 def read_standard_library() -> Tensor:
-    """Return the ASCII files of the standard library's top level as tokens from 0 to 127."""
+    """Return the top-level ASCII files of the standard library as token ids from 0 to 127."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"\n".join(source for path in paths if (source := path.read_bytes()).isascii())
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a two-layer perceptron, each normalised first and added."""
+    """Causal self-attention and a two-layer MLP, each with pre-norm and a residual connection."""
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class GPT(nn.Module):
         self.position = nn.Parameter(torch.zeros(context, width))
         self.blocks = nn.Sequential(*(Block(heads, width) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        nn.init.normal_(self.token.weight, std=0.02)  # small, for it also makes the logits
+        nn.init.normal_(self.token.weight, std=0.02)  # small, because it is tied to the output
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of predicting targets from inputs, both [batch, context]."""
@@ -132,7 +132,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def sample(self, prompt: str, num_characters: int) -> str:
-        """Return the prompt and `num_characters` more, drawn from the model."""
+        """Return the prompt followed by `num_characters` sampled characters."""
         tokens = torch.tensor([list(prompt.encode())], device=self.token.weight.device)
         for _ in range(num_characters):
             logits = self.logits(tokens[:, -len(self.position) :])[:, -1, :NUM_CHARACTERS]

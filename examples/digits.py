@@ -2,11 +2,11 @@
 
     python examples/digits.py                                           one process
     headway launch --cpu --num-processes 2 examples/digits.py           two ranks on the CPU
-    headway launch examples/digits.py --epochs 5 --output five.pt       whatever this machine has
+    headway launch examples/digits.py --epochs 5 --output five.pt       all devices of this machine
     torchrun --nproc-per-node 2 examples/digits.py                      any other launcher
 
-The batch of one optimizer step is the same however many ranks share it, and so is the outcome.
-Needs the extra `demo`: pip install "headway[demo]".
+Each optimizer step uses the same number of samples on any number of ranks, so the accuracy is
+about the same. Needs the extra `demo`: pip install "headway[demo]".
 """
 
 import argparse
@@ -26,9 +26,9 @@ from headway import Accelerator
 from headway.utils import set_seed
 
 ACCUMULATION_STEPS = 2
-SAMPLES_PER_STEP = 128  # of all ranks and accumulated micro-batches together
+SAMPLES_PER_STEP = 128  # over all ranks and micro-batches
 PEAK_LEARNING_RATE = 1e-2
-NUM_TEST_SAMPLES = 449  # a prime: no number of ranks shares it out evenly
+NUM_TEST_SAMPLES = 449  # a prime, so several ranks cannot divide it evenly
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     train_loader, test_loader = accelerator.prepare(
         DataLoader(train_set, micro_batch_size, shuffle=True), DataLoader(test_set, batch_size=64)
     )
-    # a prepared loader has this rank's length; the scheduler steps once per optimizer step
+    # the length of a prepared loader is its number of batches on this rank
     steps_per_epoch = math.ceil(len(train_loader) / ACCUMULATION_STEPS)
 
     model = build_model()
@@ -82,7 +82,7 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small CNN on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=Path("digits.pt"), help="the model's file")
+    parser.add_argument("--output", type=Path, default=Path("digits.pt"), help="weights file")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -113,12 +113,12 @@ def build_model() -> nn.Module:
 
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model: nn.Module, loader: Any) -> tuple[int, int]:
-    """Return how many test samples were right and how many there were, over all ranks."""
+    """Return the numbers of correct and of all test samples, over all ranks."""
     model.eval()
     num_correct = num_samples = 0
     for images, labels in loader:
         predictions = model(images).argmax(dim=1)
-        # leaves out the samples that were repeated to give all ranks equally many
+        # drops the samples that were repeated to make the ranks' batches equal
         predictions, labels = accelerator.gather_for_metrics((predictions, labels))
         num_correct += int((predictions == labels).sum())
         num_samples += len(labels)

@@ -1,11 +1,11 @@
-"""Train a model whose parameters are sharded over the ranks; the script is that of one process.
+"""Train a model whose parameters are sharded over the ranks.
 
     headway launch --cpu --num-processes 2 --strategy fsdp examples/fsdp.py
     headway launch --strategy fsdp --activation-checkpointing examples/fsdp.py       on several GPUs
     python examples/fsdp.py                                       one process, nothing is sharded
 
-The model is made without memory and filled unit by unit, saved while it is sharded, loaded into a
-new one, which goes on, and written as files that other libraries read.
+The same script trains in one process. It creates the model without memory, initializes it unit by
+unit, saves a sharded checkpoint, resumes from it with a new model, and exports safetensors files.
 """
 
 import argparse
@@ -25,14 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a sharded model.")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=2, help="before the checkpoint, and after")
+    parser.add_argument("--epochs", type=int, default=2, help="before and after the checkpoint")
     parser.add_argument("--output", default="fsdp-model", help="folder for the weights")
     args = parser.parse_args()
 
     set_seed(0)
     accelerator = Accelerator(forward_methods=["predict"])
     model, optimizer, loader = prepare(accelerator, args)
-    accelerator.print(f"{held(model):,} of {args.total:,} parameters on this rank")
+    accelerator.print(f"{num_local_elements(model):,} of {args.total:,} parameters on this rank")
 
     for _ in range(args.epochs):
         loss = train(accelerator, model, optimizer, loader)
@@ -44,7 +44,7 @@ def main() -> None:
     accelerator.load_state("fsdp-checkpoint")
     for _ in range(args.epochs):
         loss = train(accelerator, model, optimizer, loader)
-    accelerator.print(f"loss {loss:.4f}, gone on from the checkpoint")
+    accelerator.print(f"loss {loss:.4f}, resumed from the checkpoint")
 
     inner = accelerator.unwrap_model(model)
     assert isinstance(inner, Model)
@@ -58,7 +58,7 @@ def main() -> None:
 def prepare(
     accelerator: Accelerator, args: argparse.Namespace
 ) -> tuple[nn.Module, torch.optim.Optimizer, "DataLoader[tuple[Tensor, ...]]"]:
-    with accelerator.empty_init():  # no memory for weights that are sharded in a moment
+    with accelerator.empty_init():  # allocates no memory; prepare() shards the weights
         model = Model(args.width, args.layers)
     args.total = sum(parameter.numel() for parameter in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -74,7 +74,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     loader: "DataLoader[tuple[Tensor, ...]]",
 ) -> float:
-    """Train for one epoch, and return the mean loss of its last batch."""
+    """Train for one epoch and return the mean loss of the last batch over all ranks."""
     for (batch,) in loader:
         with accelerator.accumulate(model):
             loss = model(batch)
@@ -86,14 +86,14 @@ def train(
     return float(accelerator.reduce(loss.detach(), "mean"))
 
 
-def held(model: nn.Module) -> int:
-    """Return how many elements of parameters this rank holds."""
+def num_local_elements(model: nn.Module) -> int:
+    """Return the number of parameter elements on this rank."""
     parts = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
     return sum(part.numel() for part in parts)
 
 
 def sequences() -> Tensor:
-    """Return sequences that count up by 1, 2 or 3, of shape [512, LENGTH]."""
+    """Return sequences of shape [512, LENGTH] that count up by 1, 2 or 3."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randint(VOCABULARY, (512, 1), generator=generator)
     step = torch.randint(1, 4, (512, 1), generator=generator)
@@ -117,7 +117,7 @@ class Model(nn.Module):
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])  # the units
+        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])  # the units to shard
         self.head = nn.Linear(width, VOCABULARY)
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -128,11 +128,11 @@ class Model(nn.Module):
         return logits
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the mean loss of predicting each token from those before it."""
+        """Return the mean loss of predicting each token from the previous ones."""
         return F.cross_entropy(self.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     def predict(self, tokens: Tensor) -> Tensor:
-        """Return the token after each of `tokens`; named in `forward_methods`."""
+        """Return the next token for each of `tokens`; `forward_methods` names this method."""
         return self.logits(tokens).argmax(-1)
 
 

@@ -1,10 +1,10 @@
-"""Train on a stream: an IterableDataset without a length, shared out to the ranks.
+"""Train on a stream, an IterableDataset without a length, that is divided among the ranks.
 
     python examples/iterable.py                                      one process
     headway launch --cpu --num-processes 2 examples/iterable.py      two ranks
 
-Every rank reads the same stream and keeps its share of each global batch, so the stream must be
-the same on all of them: it draws from a generator of its own, whose seed is the epoch's.
+Every rank reads the whole stream and keeps its part of each global batch. The stream must
+therefore yield the same samples on all ranks: it uses a separate generator, seeded by the epoch.
 """
 
 import math
@@ -18,17 +18,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from headway import Accelerator
 from headway.utils import set_seed
 
-CONTEXT = 32  # values that the model sees before the one that it predicts
-TEST_SAMPLES = 101  # a prime: no number of ranks shares it out evenly
+CONTEXT = 32  # input values
+TEST_SAMPLES = 101  # a prime, so several ranks cannot divide it evenly
 EPOCHS = 3
 
 
 class Waves(IterableDataset[tuple[Tensor, Tensor]]):
-    """Noisy sine waves of random frequency and phase: CONTEXT values, and the next one.
+    """Noisy sine waves of random frequency and phase: CONTEXT values and the next value.
 
     Args:
-        num_samples: in one epoch.
-        seed: of the first epoch.
+        num_samples: the number of samples in an epoch.
+        seed: the seed of the first epoch.
     """
 
     def __init__(self, num_samples: int, seed: int) -> None:
@@ -37,7 +37,7 @@ class Waves(IterableDataset[tuple[Tensor, Tensor]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other samples from now on; a prepared loader passes its own set_epoch() on."""
+        """Draw different samples; set_epoch() of the prepared loader calls this method."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -52,7 +52,7 @@ class Waves(IterableDataset[tuple[Tensor, Tensor]]):
 
 def main() -> None:
     set_seed(0)
-    accelerator = Accelerator(split_batches=True)  # batch_size is that of all ranks together
+    accelerator = Accelerator(split_batches=True)  # batch_size is the total over all ranks
     model = nn.Sequential(nn.Linear(CONTEXT, 64), nn.Tanh(), nn.Linear(64, 1))
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model,

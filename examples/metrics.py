@@ -1,10 +1,10 @@
-"""Measure a classifier with torchmetrics over several ranks: every test sample counts once.
+"""Evaluate a classifier with torchmetrics on several ranks; each test sample counts once.
 
     python examples/metrics.py                                       one process
-    headway launch --cpu --num-processes 2 examples/metrics.py       two ranks, the same figures
+    headway launch --cpu --num-processes 2 examples/metrics.py       two ranks, the same results
 
-The 59 test samples do not divide by the ranks: `gather_for_metrics` brings the predictions of all
-ranks to each of them, and leaves out those that were repeated to make the shares equal.
+Several ranks cannot divide the 59 test samples evenly. `gather_for_metrics` returns the predictions
+of all ranks on each rank, and drops the samples that were repeated to make the batches equal.
 Needs the extra `examples`: pip install "headway[examples]".
 """
 
@@ -25,14 +25,14 @@ from headway import Accelerator
 from headway.utils import set_seed
 
 NUM_CLASSES = 3
-NUM_TEST_SAMPLES = 59  # a prime: no number of ranks shares it out evenly
+NUM_TEST_SAMPLES = 59  # a prime, so several ranks cannot divide it evenly
 EPOCHS = 20
-SAMPLES_PER_STEP = 24  # of all ranks together
+SAMPLES_PER_STEP = 24  # over all ranks
 
 
 def main() -> None:
     set_seed(0)
-    accelerator = Accelerator(split_batches=True)  # batch_size is that of all ranks together
+    accelerator = Accelerator(split_batches=True)  # batch_size is the total over all ranks
     train_set, test_set = load_datasets()
     model = nn.Linear(train_set.tensors[0].shape[1], NUM_CLASSES)
     model, optimizer, train_loader, test_loader = accelerator.prepare(
@@ -65,8 +65,8 @@ def main() -> None:
 def build_metrics() -> MetricCollection:
     """Return the metrics of one rank.
 
-    Each rank updates them with the samples of all. torchmetrics would add up the ranks' states once
-    more, and count each sample once for each rank: sync_on_compute=False keeps it from that.
+    Each rank updates its metrics with the samples of all ranks. By default, torchmetrics would also
+    sum the states over the ranks and count each sample several times: sync_on_compute=False.
     """
     return MetricCollection(
         {
@@ -78,7 +78,7 @@ def build_metrics() -> MetricCollection:
 
 
 def load_datasets() -> tuple[TensorDataset, TensorDataset]:
-    """Return the training and the test set: standardised features [N, 13], labels [N]."""
+    """Return the training and the test set: standardized features [N, 13], labels [N]."""
     features, labels = load_wine(return_X_y=True)
     features = torch.tensor(features, dtype=torch.float32)
     labels = torch.tensor(labels)

@@ -1,13 +1,13 @@
-"""Train on handwritten digits; stop it or kill it at any time, and run it again: it goes on.
+"""Train on handwritten digits. Stop or kill the script at any time; run it again to resume.
 
-It may go on with another number of ranks: seed and batch are those of all ranks together.
+It can resume on a different number of ranks, because seed and batch size do not depend on it.
 
     python examples/resume.py                                     one process
     headway launch --cpu --num-processes 2 examples/resume.py     two ranks on the CPU
-    headway launch --cpu --time-limit 5s examples/resume.py       leaves after 5 s with exit code 75
+    headway launch --cpu --time-limit 5s examples/resume.py       exits after 5 s with exit code 75
 
-Two lines do it: `run = accelerator.resume()` before the loop, and `accelerator.checkpoint(...)` at
-its end. A run that ends by Ctrl-C has saved; one that is killed goes on from the checkpoint before.
+Two lines enable this: `run = accelerator.resume()` before the loop, and `accelerator.checkpoint()`
+at its end. After Ctrl-C, the run saves and exits. After SIGKILL, it resumes from the last save.
 Delete the project folder to start again. Needs the extra `demo`: pip install "headway[demo]".
 """
 
@@ -39,13 +39,13 @@ def main() -> None:
 
     run = accelerator.resume()  # the newest checkpoint of the project folder, or a fresh start
     for epoch in range(run.epoch, args.epochs):
-        for inputs, labels in loader:  # goes on at the next sample that no rank has seen
+        for inputs, labels in loader:  # resumes at the first sample that no rank has seen
             loss = F.cross_entropy(model(inputs), labels)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(args.nap)
-            accelerator.checkpoint(every=args.every)  # saves; leaves when the job has to stop
+            accelerator.checkpoint(every=args.every)  # saves; exits when the job is preempted
         accelerator.print(f"epoch {epoch}: loss {loss.item():.4f}")
 
     weights = torch.cat([p.flatten() for p in accelerator.unwrap_model(model).parameters()])
@@ -55,10 +55,10 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A training that can be interrupted at any time.")
-    parser.add_argument("--project", type=Path, default=Path("runs/resume"), help="its folder")
+    parser.add_argument("--project", type=Path, default=Path("runs/resume"), help="folder")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--every", default="50", help="steps, or a duration such as 10m")
-    parser.add_argument("--nap", type=float, default=0.0, help="seconds in each step, to watch it")
+    parser.add_argument("--nap", type=float, default=0.0, help="seconds to sleep in each step")
     args = parser.parse_args()
     args.every = int(args.every) if args.every.isdecimal() else args.every
     return args

@@ -1,11 +1,11 @@
-"""Log a training: figures of all ranks, written once, in a file or to a tracking service.
+"""Log the mean loss over all ranks to a file or a tracking service.
 
     python examples/trackers.py                                      a file below runs/
-    python examples/trackers.py --tracker tensorboard                where tensorboard is installed
+    python examples/trackers.py --tracker tensorboard                needs tensorboard
     headway launch --cpu --num-processes 2 examples/trackers.py      two ranks, one log
 
-Trackers exist on the main process alone; `accelerator.log` does nothing on the others. What is
-logged is therefore reduced over the ranks first.
+Trackers exist only on the main process, and `accelerator.log` does nothing on the other ranks, so
+the script first reduces the loss over the ranks.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LOG_EVERY = 5  # optimizer steps
 def main() -> None:
     parser = argparse.ArgumentParser(description="Log a training.")
     parser.add_argument("--tracker", default="jsonl", help="jsonl, tensorboard, wandb, mlflow, ...")
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where logs are written")
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="folder for the logs")
     args = parser.parse_args()
 
     set_seed(0)
@@ -57,7 +57,7 @@ def main() -> None:
                 mean_loss = accelerator.reduce(loss.detach(), "mean").item()
                 accelerator.log({"loss": mean_loss, "epoch": epoch}, step=step)
     accelerator.print(f"{step} steps, last loss {mean_loss:.4f}")
-    accelerator.end_training()  # writes what is still buffered
+    accelerator.end_training()  # flushes and closes the trackers
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Train a model of the transformers library to tell praise from complaints; no download.
+"""Train a classifier of the transformers library on generated praise and complaints; no download.
 
-    python examples/transformers_classifier.py                       one process, some 10 s
+    python examples/transformers_classifier.py                       one process, about 10 s
     headway launch --cpu --num-processes 2 examples/transformers_classifier.py
 
-The model is a small BERT, built from a configuration; the sentences are generated, and each word is
-a token. Needs the extra `examples`: pip install "headway[examples]".
+The model is a small BERT, created from a configuration, and each word is a token. Needs the extra
+`examples`: pip install "headway[examples]".
 """
 
 import random
@@ -26,14 +26,14 @@ PADDING, NOT = "[PAD]", "not"
 WORDS = [PADDING, NOT, *" ".join([*SUBJECTS, *LINKS, *PRAISE, *COMPLAINTS]).split()]
 VOCABULARY = {word: token for token, word in enumerate(dict.fromkeys(WORDS))}
 
-NUM_TEST_SAMPLES = 211  # a prime: no number of ranks shares it out evenly
-SAMPLES_PER_STEP = 32  # of all ranks together
+NUM_TEST_SAMPLES = 211  # a prime, so several ranks cannot divide it evenly
+SAMPLES_PER_STEP = 32  # over all ranks
 EPOCHS = 4
 
 
 def main() -> None:
     set_seed(0)
-    accelerator = Accelerator(split_batches=True)  # batch_size is that of all ranks together
+    accelerator = Accelerator(split_batches=True)  # batch_size is the total over all ranks
     train_set, test_set = Sentences(1_000, seed=0), Sentences(NUM_TEST_SAMPLES, seed=1)
     train_loader = DataLoader(train_set, SAMPLES_PER_STEP, shuffle=True, collate_fn=collate)
     test_loader = DataLoader(test_set, batch_size=64, collate_fn=collate)
@@ -50,7 +50,7 @@ def main() -> None:
     )
     model = BertForSequenceClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    num_steps = EPOCHS * len(train_loader)  # of the optimizer, on any number of ranks
+    num_steps = EPOCHS * len(train_loader)  # optimizer steps, on any number of ranks
     scheduler = get_linear_schedule_with_warmup(optimizer, num_steps // 10, num_steps)
     model, optimizer, scheduler, train_loader, test_loader = accelerator.prepare(
         model, optimizer, scheduler, train_loader, test_loader
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 class Sentences(Dataset[tuple[str, int]]):
-    """Generated sentences, each with 1 if it is praise and 0 if it is a complaint."""
+    """Generated sentences, labelled 1 for praise and 0 for a complaint."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         draw = random.Random(seed)
@@ -104,7 +104,7 @@ def collate(samples: list[tuple[str, int]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> tuple[int, int]:
-    """Return how many test samples were right and how many there were, over all ranks."""
+    """Return the numbers of correct and of all test samples, over all ranks."""
     model.eval()
     num_correct = num_samples = 0
     for batch in loader:
