@@ -40,15 +40,15 @@ PRELOADED = (
 )
 _ORDER = "shuffled with several ranks in the order in which one process shuffles"
 WHY = {
-    "batch_size_finder": "the batch size is halved, in Accelerate nine tenths are taken",
+    "batch_size_finder": "the batch size is halved; Accelerate multiplies it by 0.9",
     "bf16_autocast": _ORDER,
     "language_model": _ORDER,
-    "logger_and_state": "a PartialState() made first joins the other ranks; Accelerate's needs"
-    " cpu=True for that on CPUs, else each rank trains alone",
+    "logger_and_state": "a PartialState() created first connects the ranks; on CPUs, Accelerate's"
+    " needs cpu=True for that, otherwise each rank trains alone",
     "resumed_epoch": _ORDER,
     "transformers_classifier": f"{_ORDER}; the schedule is in optimizer steps",
     "uneven_metric": _ORDER,
-    "uneven_training": f"{_ORDER}; the last round is shared out evenly",
+    "uneven_training": f"{_ORDER}; the last round is divided evenly",
     "warmup_schedule": f"{_ORDER}; the schedule is in optimizer steps",
 }
 """Script -> why `headway.Accelerator` gives other numbers."""
