@@ -1,1 +1,1 @@
-"""The pages of the site, and the programs that write parts of them."""
+"""The pages of the site, and the programs that generate parts of them."""

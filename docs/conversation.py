@@ -2,8 +2,8 @@
 
     python -m docs.conversation      from the root of the repository; needs `.[test]`
 
-The program runs on a pty. The picture shows its screen while a menu is open, and below that the
-rest of its output.
+The program runs on a pty. The picture shows its screen with an open menu, followed by the rest of
+its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS, COLUMNS = 34, 100
 CELL_WIDTH, CELL_HEIGHT, MARGIN = 8.4, 18, 14
 COLOURS = {"default": "#d8dee9", "cyan": "#6fc3df", "brown": "#e5c07b", "green": "#98c379"}
 OPEN_MENU = "❯ bf16"
-KEYS = [  # text to wait for, and what to type then
+KEYS = [  # text to wait for, and keys to press then
     ("❯ cuda", "\r"),
     ("[8]", "9\r"),
     ("Answer again", ""),
@@ -36,13 +36,13 @@ KEYS = [  # text to wait for, and what to type then
 
 
 def picture() -> str:
-    """Run the conversation, and return it as an SVG."""
+    """Run the conversation and return it as an SVG."""
     title = "headway config on a server with eight GPUs"
     return draw(title, COLUMNS, ["$ headway config", *run_conversation()])
 
 
 def run_conversation() -> list[str]:
-    """Return the lines of the picture, from a conversation in an empty home folder."""
+    """Run the conversation in an empty home folder and return the lines of the picture."""
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"HOME": home, "XDG_CONFIG_HOME": ""}
         os.chdir(home)
@@ -59,14 +59,14 @@ def run_conversation() -> list[str]:
 
 
 def lines_of(terminal: Terminal) -> list[str]:
-    """Return the lines that a terminal shows now, as SVG."""
+    """Return the current lines of a terminal as SVG."""
     rows = terminal.text.count("\n") + 1
     columns = terminal.screen.columns
     return ["".join(_spans(terminal.screen.buffer[row], columns)) for row in range(rows)]
 
 
 def draw(title: str, columns: int, lines: list[str]) -> str:
-    """Return an SVG of a terminal that shows these lines."""
+    """Return an SVG of a terminal with these lines."""
     width, height = columns * CELL_WIDTH + 2 * MARGIN, len(lines) * CELL_HEIGHT + 2 * MARGIN
     texts = (
         f'<text x="{MARGIN}" y="{MARGIN + (row + 0.75) * CELL_HEIGHT:g}">{line}</text>'
@@ -87,7 +87,7 @@ def draw(title: str, columns: int, lines: list[str]) -> str:
 
 
 def _spans(cells: Any, columns: int) -> Iterator[str]:
-    """Yield a line's text in pieces of one style."""
+    """Yield the text of a line in spans of one style."""
     last = max((column for column in range(columns) if cells[column].data != " "), default=-1)
     shown = [cells[column] for column in range(last + 1)]
     for (colour, is_bold), run in groupby(shown, key=lambda cell: (cell.fg, cell.bold)):

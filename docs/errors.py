@@ -1,7 +1,6 @@
-"""The page of error messages: the cause of each code, and a command that shows it.
+"""The page of error messages: the cause of each code, and a command that causes the error.
 
-The messages are the output of the commands, which run in this process, for recorded machines, in a
-temporary folder.
+The commands run in this process, for recorded machines, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from headway.errors import (
 
 
 class Example(NamedTuple):
-    """The cause of a code, and the flags of a `headway launch` that is refused with it.
+    """The cause of a code, and a `headway launch` that fails with it.
 
     Args:
         cause: Markdown.
-        flags: of `headway launch --dry-run`; None where no recorded machine shows the code.
-        machine: one of tests/machines.
+        flags: flags of `headway launch --dry-run`; None if no recorded machine causes the error.
+        machine: the name of a recording in tests/machines.
         profile: the text of a headway.yaml.
-        fix: what to do, if no flags show it.
+        fix: the fix to print if `flags` is None.
     """
 
     cause: str
@@ -48,8 +47,8 @@ class Example(NamedTuple):
     fix: str = ""
 
     @property
-    def words(self) -> list[str]:
-        """The words after `headway launch`."""
+    def arguments(self) -> list[str]:
+        """The arguments of `headway launch`."""
         program = [] if "--no-python" in (self.flags or "") else ["train.py"]
         machine = ["--machine", f"{self.machine}.json"]
         return ["--dry-run", *machine, *shlex.split(self.flags or ""), *program]
@@ -58,35 +57,35 @@ class Example(NamedTuple):
 PARTS: Mapping[str, Mapping[Code, Example]] = {
     "In one profile, variable or flag": {
         Code.UNKNOWN_SETTING: Example(
-            "A profile has an unknown key, most often a typo.",
+            "A profile has an unknown key, usually a typo.",
             profile="num_procesess: 2\n",
         ),
         Code.BAD_VALUE: Example("A value is invalid for its setting.", "--num-processes two"),
         Code.DUPLICATE_KEY: Example(
-            "A profile sets a key twice. YAML does not define which one applies.",
+            "A profile sets a key twice. YAML does not define which value applies.",
             profile="device: cpu\nnum_processes: 2\ndevice: cuda\n",
         ),
         Code.NO_VALUE: Example("A key of a profile has no value.", profile="device:\n"),
         Code.BAD_FILE: Example(
-            "A profile is not YAML, is not one flat map, or has a newer format.",
+            "A profile is not YAML, is not a flat map, or has a newer format.",
             profile="- device: cpu\n",
         ),
     },
     "Between settings": {
         Code.FP16_ON_CPU: Example(
-            "fp16 needs a loss scale and kernels that torch has only for GPUs.",
+            "fp16 needs loss scaling and kernels that torch has only for GPUs.",
             "--cpu --mixed-precision fp16",
         ),
         Code.DEVICES_WITHOUT_CUDA: Example(
-            "`devices` selects GPUs by number, but the device is not numbered.", "--cpu --devices 2"
+            "`devices` selects GPUs by index, but the device has no index.", "--cpu --devices 2"
         ),
         Code.DEVICES_OR_PROCESSES: Example(
-            "Each process uses one GPU, but the two settings mean different numbers of processes.",
+            "Each process uses one GPU, but the two settings imply different numbers of processes.",
             "--devices 0,1 --num-processes 1",
             "gpu_4",
         ),
         Code.SEVERAL_ON_MPS: Example(
-            "A Mac has one GPU, and torch has no communication between processes on it.",
+            "A Mac has one GPU, and torch does not support communication between processes on it.",
             "--device mps --num-processes 2",
             "mac_m2",
         ),
@@ -103,12 +102,12 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--env RANK=1",
         ),
         Code.VARIABLE_OF_SETTING: Example(
-            "`env` sets a variable that a setting of Headway replaces, or that only Accelerate "
+            "`env` sets a variable that a setting of Headway overrides, or that only Accelerate "
             "reads.",
             "--env CUDA_VISIBLE_DEVICES=1",
         ),
         Code.THREADS_TWICE: Example(
-            "The number of threads is set in two ways that contradict each other.",
+            "The number of threads is set to two different values.",
             "--env OMP_NUM_THREADS=2 --threads-per-process 3",
         ),
         Code.MISSING_RANK: Example(
@@ -119,7 +118,7 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--num-machines 2 --machine-rank 0 --main-address node0 --debug-rank 0",
         ),
         Code.NO_CLUSTER: Example(
-            "`cluster` names a scheduler, or mpirun, that has not started this process.",
+            "`cluster` names a scheduler or mpirun, but it has not started this process.",
             "--cluster slurm",
         ),
         Code.CLUSTERS_DISAGREE: Example(
@@ -128,10 +127,10 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             fix="unset the wrong variable, or name the right cluster: `--cluster slurm`",
         ),
         Code.TASKS: Example(
-            "SLURM or mpirun has started one process for each rank, but the settings need one for "
-            "each machine, or another number of ranks.",
+            "SLURM or mpirun has started one process per rank, but the settings require one "
+            "process per machine, or a different number of ranks.",
             None,
-            fix="start one task on each machine: `srun --ntasks-per-node=1 headway launch`",
+            fix="start one task per machine: `srun --ntasks-per-node=1 headway launch`",
         ),
         Code.NO_SHARD_SIZE: Example(
             "hsdp shards a model over the ranks of a machine, with a copy on each machine. On "
@@ -155,8 +154,8 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "mac_rosetta",
         ),
         Code.NO_GPU: Example(
-            "A GPU is requested, or its driver is loaded, but torch finds none: it is missing or "
-            "hidden by `CUDA_VISIBLE_DEVICES`, its driver is too old, or torch lacks it.",
+            "A GPU is requested, or its driver is loaded, but torch finds no GPU: it is missing or "
+            "hidden by `CUDA_VISIBLE_DEVICES`, or its driver or torch's build does not support it.",
             "--device cuda",
             "driver_too_old",
         ),
@@ -170,7 +169,7 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             fix="ask the machine's administrator, or pass `--device cpu`",
         ),
         Code.SEVERAL_MIG_SLICES: Example(
-            "A process sees one MIG slice, and NCCL cannot connect slices.",
+            "A process can use one MIG slice, and NCCL does not support several slices.",
             "--num-processes 2",
             "gpu_mig",
         ),
@@ -178,7 +177,7 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "There are more processes than usable GPUs.", "--num-processes 4", "gpu_2_one_busy"
         ),
         Code.NO_BF16: Example(
-            "A selected GPU is older than Ampere (sm_80), the first with bf16.",
+            "A selected GPU is older than Ampere (sm_80), the first architecture with bf16.",
             "--mixed-precision bf16",
             "gpu_mixed",
         ),
@@ -207,7 +206,7 @@ def examples() -> dict[Code, Example]:
 
 @contextmanager
 def stage() -> Iterator[None]:
-    """Go to an empty folder with the recorded machines, without profiles and HEADWAY_*."""
+    """Change to a folder that has only the recorded machines, without HEADWAY_* variables."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith(("HEADWAY_", "PET_"))]:
@@ -222,18 +221,18 @@ def stage() -> Iterator[None]:
 
 
 def problems_of(example: Example) -> tuple[Problem, ...]:
-    """Return the problems that the example's command reports; call it within `stage`."""
+    """Return the problems that the example's command reports; call this within `stage`."""
     profile = Path("headway.yaml")
     if example.profile:
         profile.write_text(example.profile)
     try:
         with redirect_stderr(StringIO()):
-            launch(example.words)
+            launch(example.arguments)
     except HeadwayError as error:
         return error.problems
     finally:
         profile.unlink(missing_ok=True)
-    raise AssertionError(f"`headway launch {shlex.join(example.words)}` is not refused")
+    raise AssertionError(f"`headway launch {shlex.join(example.arguments)}` does not fail")
 
 
 def page() -> str:
@@ -249,7 +248,7 @@ def page() -> str:
         "# Error messages",
         "",
         "An error has three parts: the problem with its value, the origin of the value, and the "
-        "fix. This page lists each error of a launch before its start, by its code in the source.",
+        "fix. This page lists the errors that prevent a launch, by their code in the source.",
         "",
         "| kind | meaning | exit code |",
         "|---|---|---|",
@@ -275,5 +274,5 @@ def _shown(code: Code, example: Example) -> list[str]:
     if example.profile:
         lines += ['```yaml title="headway.yaml"', example.profile.rstrip(), "```", ""]
     (problem, *_) = [problem for problem in problems_of(example) if problem.code is code]
-    command = f"$ headway launch {shlex.join(example.words)}"
+    command = f"$ headway launch {shlex.join(example.arguments)}"
     return [*lines, "```console", command, f"error: {problem}", "```"]

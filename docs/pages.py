@@ -1,4 +1,4 @@
-"""A hook of mkdocs: adds the pages generated from the code, the changelog and llms.txt."""
+"""A hook for mkdocs that adds the generated pages, the changelog and llms.txt."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # mkdocs imports this file by its path
+sys.path.insert(0, str(ROOT))  # mkdocs imports this file by path
 
 from docs import errors, reference  # noqa: E402  after the path is set
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated files; mkdocs calls it after it has listed the files in docs/."""
+    """Add the generated files; mkdocs calls this after listing the files in docs/."""
     pages = {
         "reference/settings.md": reference.settings_page(),
         "reference/python.md": reference.python_page(),

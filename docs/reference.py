@@ -19,12 +19,12 @@ _SHAPES = {
 
 
 def settings_page() -> str:
-    """Return the reference of settings as Markdown, from the table that flags come from."""
+    """Return the reference of settings as Markdown, generated from the table of settings."""
     lines = [
         "# Settings",
         "",
-        "Each setting is a flag of `headway launch` (the rare ones of `--set`), a key of a "
-        "[profile](../guides/profiles.md) and an environment variable. `auto` means that Headway "
+        "Each setting has a flag of `headway launch` (`--set` for rarely used settings), a key in "
+        "a [profile](../guides/profiles.md) and an environment variable. `auto` means that Headway "
         "detects the value.",
         "",
     ]
@@ -39,7 +39,7 @@ def _facts(row: Setting[object]) -> Iterator[tuple[str, str]]:
     words = f"{row.flag}{metavar}" if row.has_flag else row.as_flag(row.metavar)
     yield "flag", f"`{words}`".replace("|", r"\|")
     if row.bare is not None and row.has_flag:
-        yield "flag alone", f"means `{row.bare}`"
+        yield "flag without a value", f"means `{row.bare}`"
     yield "profile", f"`{row.name}:` {_SHAPES[row.shape]}"
     yield "variable", f"`{row.variable}`"
     yield "default", "not set" if row.default in (None, {}) else f"`{row.default}`"
@@ -50,7 +50,7 @@ def _facts(row: Setting[object]) -> Iterator[tuple[str, str]]:
         auto = f", or `{AUTO}`" if row.default == AUTO else ""
         yield "values", f"a whole number, {row.kind.minimum}{highest}{auto}"
     if row.needs_launcher:
-        yield "launcher", "also a single process keeps its launcher"
+        yield "launcher", "required, even for a single process"
 
 
 def _sentence(text: str) -> str:
@@ -64,7 +64,7 @@ def python_page() -> str:
     names = [name for name in dir(headway.utils) if not name.startswith("_")]
     others = [path for path in _paths(headway.utils, names) if path not in own]
     lines += [*_directives(own), "## headway.utils", "", *_directives(others)]
-    return "\n".join([*lines, *_made_functions(headway.utils, names), ""])
+    return "\n".join([*lines, *_nested_functions(headway.utils, names), ""])
 
 
 def _directives(paths: list[str]) -> Iterator[str]:
@@ -72,22 +72,22 @@ def _directives(paths: list[str]) -> Iterator[str]:
         yield from (f"::: {path}", "")
 
 
-def _made_functions(module: ModuleType, names: list[str]) -> Iterator[str]:
-    """Yield a line for each function that another function creates: no source shows its name."""
+def _nested_functions(module: ModuleType, names: list[str]) -> Iterator[str]:
+    """Yield a line for each nested function, whose name mkdocstrings cannot find."""
     for name in names:
-        if is_made(getattr(module, name)):
+        if is_nested(getattr(module, name)):
             yield f"- `{name}()`: {inspect.getdoc(getattr(module, name))}"
 
 
-def is_made(found: object) -> bool:
-    """Return whether another function creates this one."""
+def is_nested(found: object) -> bool:
+    """Return whether an object is a function defined inside another function."""
     return inspect.isfunction(found) and "<locals>" in found.__qualname__
 
 
 def _paths(module: ModuleType, names: list[str]) -> Iterator[str]:
-    """Yield the defining paths of those names that are Headway's classes and functions."""
+    """Yield the import paths of Headway's classes and functions among `names`."""
     for name in names:
         found = getattr(module, name)
         is_documented = inspect.isclass(found) or inspect.isfunction(found)
-        if is_documented and found.__module__.startswith("headway.") and not is_made(found):
+        if is_documented and found.__module__.startswith("headway.") and not is_nested(found):
             yield f"{found.__module__}.{found.__qualname__}"

@@ -1,10 +1,10 @@
-"""Run every `$ headway ...` of the pages in docs/ and write its output into the page.
+"""Run every `$ headway ...` command of the pages in docs/ and write its output into the page.
 
     python docs/screens.py     from the root of the repository
 
 The commands run in a temporary folder with a `train.py` and the recorded machines of
-tests/machines; names of this machine and its folders are replaced. A screen is not rewritten if a
-line of it is "...", or if its script is not in that folder, unless it shows an error.
+tests/machines; names of this machine and its folders are replaced. A screen is not rewritten if it
+has a line "...", or if its script is not in that folder and it does not show an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ accelerator.backward(loss)
 
 
 def make_stage(folder: Path) -> None:
-    """Write the files that the commands of the pages need into `folder`."""
+    """Write the files that the commands of the pages need to `folder`."""
     (folder / "train.py").write_text("print('trained')\n")
     (folder / "train_with_accelerate.py").write_text(WITH_ACCELERATE)
     (folder / "examples").mkdir()
@@ -49,7 +49,7 @@ def make_stage(folder: Path) -> None:
 
 
 def execute(command: list[str], environ: dict[str, str], folder: Path) -> str:
-    """Run a command and return what it writes to both streams."""
+    """Run a command and return its stdout and stderr as one text."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -63,7 +63,7 @@ def execute(command: list[str], environ: dict[str, str], folder: Path) -> str:
 
 
 def run(command: str, stage: Path, execute: Execute = execute) -> str:
-    """Return the output of a command of a page, both streams."""
+    """Run a command of a page and return its output without names of this machine."""
     environ = {
         **os.environ,
         "HOME": str(stage),
@@ -79,8 +79,8 @@ def run(command: str, stage: Path, execute: Execute = execute) -> str:
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", output)
 
 
-def is_made(screen: str, command: str, stage: Path) -> bool:
-    """Return whether a screen is the output of its command: whole, and its script is there."""
+def is_reproducible(screen: str, command: str, stage: Path) -> bool:
+    """Return whether a screen is the whole output of its command and its script exists."""
     if ELIDED.search(screen):
         return False
     scripts = [word for word in shlex.split(command) if word.endswith(".py")]
@@ -88,10 +88,10 @@ def is_made(screen: str, command: str, stage: Path) -> bool:
 
 
 def updated(text: str, stage: Path, run: Callable[[str, Path], str] = run) -> str:
-    """Return the text of a page with the output that its commands have now."""
+    """Return the text of a page with the current output of its commands."""
 
     def screen_of(found: re.Match[str]) -> str:
-        if not is_made(found[0], found[1], stage):
+        if not is_reproducible(found[0], found[1], stage):
             return found[0]
         return f"```console\n$ {found[1]}\n{run(found[1], stage)}```"
 

@@ -1,10 +1,10 @@
-"""Draw docs/footer.svg, docs/top.svg and docs/page.png, of a real run with a slow rank.
+"""Draw docs/footer.svg, docs/top.svg and docs/page.png from a real run with a slow rank.
 
     make pictures      from the root of the repository, on Linux; needs unshare, ip and chromium
 
-Four ranks train `examples/char_gpt.py` as if on the recorded laptop of tests/machines, and the
-samples of one are slow. The make target runs them in separate namespaces, so the pictures show no
-other run, no folder and no name of this machine.
+Four ranks train `examples/char_gpt.py` as if on the recorded laptop of tests/machines, and one rank
+loads its samples slowly. The make target runs them in separate namespaces, so the pictures show no
+other runs and no folders or names of this machine.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ class SlowOnRank2(TensorDataset):
         return super().__getitem__(index)
 
 """
-PAGE_SIZE = "560,1120"  # of the part of the page that is shown
+PAGE_SIZE = "560,1120"  # width and height of the screenshot
 
 
 def make_stage(folder: Path) -> None:
-    """Change to `folder` and write the example there; samples of rank 2 take 3 ms each."""
+    """Change to `folder` and write the example there; rank 2 needs 3 ms per sample."""
     text = (ROOT / "examples" / "char_gpt.py").read_text()
     text = text.replace("import argparse\n", "import argparse\nimport os\n")
     text = text.replace("= TensorDataset(", "= SlowOnRank2(")
     text = text.replace("\ndef main", f"{SLOW}\ndef main")
     (folder / "char_gpt.py").write_text(text)
     os.environ |= {"HOME": str(folder), "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # or it logs that no name server answers
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # no warning about a missing name server
     os.chdir(folder)
 
 
 def start(command: str, *more: str, rows: int, columns: int) -> Terminal:
-    """Start a command on a new terminal."""
+    """Start a command in a new terminal."""
     return Terminal("laptop_cpu", *command.split(), *more, rows=rows, columns=columns)
 
 
 def read(seconds: float, *terminals: Terminal) -> None:
-    """Draw the output of this time, or until a terminal has closed."""
+    """Read the output of the terminals for `seconds`, or until one of them is closed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and all(map(Terminal.read, terminals)):
         pass
 
 
 def write(name: str, command: str, terminal: Terminal) -> None:
-    """Write docs/NAME, a picture of a terminal."""
+    """Write a picture of a terminal to docs/NAME."""
     title = f"headway {command}"
     lines = [f"$ {title}", *lines_of(terminal)]
     (ROOT / "docs" / name).write_text(draw(title, terminal.screen.columns, lines), encoding="utf-8")

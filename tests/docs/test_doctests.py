@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 import torch
 
 import headway
-from docs.reference import is_made
+from docs.reference import is_nested
 from headway import Accelerator
 from headway.distributed.process import Process
 from headway.state import AcceleratorState, GradientState
@@ -48,7 +48,7 @@ def public() -> dict[str, Any]:
     """Return the public classes and functions by the path of their definition."""
     found = (getattr(import_module(place), name) for place, all_ in PLACES.items() for name in all_)
     named = [item for item in found if inspect.isclass(item) or inspect.isfunction(item)]
-    return {f"{obj.__module__}.{obj.__qualname__}": obj for obj in named if not is_made(obj)}
+    return {f"{obj.__module__}.{obj.__qualname__}": obj for obj in named if not is_nested(obj)}
 
 
 def classes() -> dict[str, type]:
