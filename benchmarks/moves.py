@@ -38,7 +38,7 @@ PRELOADED = (
     *("torch", "torch._dynamo", "torch.nn.parallel.distributed", "transformers"),
     *("accelerate", "headway.accelerator", "headway.compat.accelerator"),
 )
-_ORDER = "shuffled with several ranks in the order in which one process shuffles"
+_ORDER = "several ranks shuffle in the same order as one process"
 WHY = {
     "batch_size_finder": "the batch size is halved; Accelerate multiplies it by 0.9",
     "bf16_autocast": _ORDER,
