@@ -73,9 +73,9 @@ class Agents:
             connection.flush()
             self._selector.register(link, selectors.EVENT_READ, [machine, connection, False])
 
-    def serve_until(self, is_so: Callable[[], bool]) -> None:
+    def serve_until(self, condition: Callable[[], bool]) -> None:
         """Answer machine 0 until something is so."""
-        while not is_so():
+        while not condition():
             for key, _ in self._selector.select(0.05):
                 self._serve(key.data)
 
@@ -93,8 +93,8 @@ class Agents:
                 connection.put(messages.MachineReady(probe.getsockname()[1], None))
             elif isinstance(message, messages.StartRound):
                 self.rounds += 1
-            elif isinstance(message, messages.Beat):
-                connection.put(messages.Beat(""))
+            elif isinstance(message, messages.MachineHeartbeat):
+                connection.put(messages.MachineHeartbeat(""))
         if connection.has_greeted and not has_joined:
             agent[2] = True
             connection.put(introduction(machine, self._total))
@@ -124,7 +124,7 @@ def channel(count: int, idle_s: float) -> Cost:
     """Have `count` agents meet over the channel."""
     from headway.launcher.multinode.coordinator import Coordinator
     from headway.launcher.multinode.hub import Hub
-    from headway.launcher.multinode.member import Member
+    from headway.launcher.multinode.hub_client import HubClient
     from headway.launcher.multinode.messages import MachineFacts, MachineReady, Probed
 
     before = device_bytes()
@@ -141,7 +141,7 @@ def channel(count: int, idle_s: float) -> Cost:
         now=began,
     )
     hub = Hub(listener, KEY, coordinator, TIMEOUT_S, print)
-    main = Member(hub.own_end, KEY, TIMEOUT_S, str)
+    main = HubClient(hub.own_end, KEY, TIMEOUT_S, str)
     main.send(introduction(0, count))
     probe = socket.create_server(("127.0.0.1", 0))
     main.send(MachineReady(probe.getsockname()[1], 29501))

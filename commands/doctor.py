@@ -18,7 +18,7 @@ from headway.devices.kind import numbers
 from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.ipc.paths import installer_of
-from headway.launcher.clusters.cluster import cluster_layer
+from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.machine.asking import TorchDevices, ask_torch
 from headway.machine.facts import OLDEST_TORCH, HostFacts, Machine
 from headway.machine.gpus import how_to_free, how_to_get_kernels, how_to_use_gpus, of_machine

@@ -17,7 +17,7 @@ from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log, shown
-from headway.launcher.clusters.cluster import assigned_rank, cluster_layer, job_in
+from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan, start_of, summary
 from headway.launcher.plan.program import Program, interpreter

@@ -19,7 +19,7 @@ from typing import NoReturn
 from headway.commands.main import described
 from headway.errors import HeadwayError, LaunchError
 from headway.ipc import signals
-from headway.ipc.forking import die_with_parent, reap, wake_on_child_end
+from headway.ipc.forking import die_with_parent, reap, wake_on_child_exit
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import flush_streams
 from headway.ipc.typed import decode, encode, kinds_of
@@ -115,7 +115,7 @@ def _answer(line: bytes) -> None:
 
 def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> LaunchEnd:
     """Run the launch in a child process, forward the caller's signals, return the result."""
-    woken, _ = wake_on_child_end()
+    woken, _ = wake_on_child_exit()
     reading, writing = os.pipe()
     agent, child = os.getpid(), os.fork()
     if child == 0:

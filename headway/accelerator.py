@@ -195,7 +195,7 @@ class Accelerator(Process):
             training,
             project,
             began_at=connected.settings.run.began_at,
-            beside={RUNS_FILE: tracking.run_ids},
+            extra_files={RUNS_FILE: tracking.run_ids},
         )
         self.parts = Parts(
             training,

@@ -14,7 +14,7 @@ from headway.ipc.origin import Layer
 from headway.ipc.secrets import masked_value
 from headway.ipc.stderr import log
 from headway.ipc.stderr import shown as printable
-from headway.launcher.clusters.cluster import cluster_layer
+from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.launcher.plan.describe import settings_table
 from headway.launcher.plan.plan import text_of
 from headway.machine.devices import DeviceSpec

@@ -17,7 +17,7 @@ from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.errors import ConfigError
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import log
-from headway.launcher.clusters.cluster import cluster_layer
+from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings

@@ -13,7 +13,7 @@ from headway.commands.flags import Parser
 from headway.devices.table import CUDA, KINDS, MPS
 from headway.errors import ConfigError, Problem
 from headway.ipc.choices import DDP, FSDP, HSDP
-from headway.ipc.choices import SHARING as OF_STRATEGIES
+from headway.ipc.choices import SHARDING_SETTINGS as OF_STRATEGIES
 from headway.ipc.origin import Layer, Origin
 from headway.machine.detection import detect_machine
 from headway.settings.profile import Entry, compose, parse_profile

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
-from headway.checkpoint.tensors import own_part
+from headway.checkpoint.saving import Prepared, agree, remove_on_failure, write_prepared
+from headway.checkpoint.tensors import local_part
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
@@ -48,7 +48,7 @@ class Background:
 
     def start(self, prepared: Prepared) -> None:
         """Copy the tensors and start writing; the previous checkpoint must be complete."""
-        with removed_on_failure(prepared.pending):
+        with remove_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
         self._written.clear()
@@ -80,7 +80,7 @@ class Background:
 
     def close(self) -> None:
         """Wait on this rank only, deferring signals, and free the copies."""
-        self._join_undisturbed()
+        self._join_deferring_signals()
         self._thread = None
         self._copies.clear()
         atexit.unregister(self.end)
@@ -106,7 +106,7 @@ class Background:
             self._written.wait()  # an interrupted join() marks the thread as finished (Python 3.11)
             self._thread.join()
 
-    def _join_undisturbed(self) -> None:
+    def _join_deferring_signals(self) -> None:
         try:
             with signals.held(*signals.STOPS) as came:
                 self._join()
@@ -137,7 +137,7 @@ class Background:
         """Wait for the write at exit; exit with the code of its failure, or of Ctrl-C."""
         code = 0
         try:
-            self._join_undisturbed()
+            self._join_deferring_signals()
         except KeyboardInterrupt:  # Python ignores it in exit handlers
             code = 128 + signal.SIGINT
         atexit.unregister(self.end)
@@ -175,7 +175,7 @@ def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
         own = torch.empty_like(
             tensor, device="cpu", pin_memory=is_pinned, memory_format=torch.contiguous_format
         )
-    own_part(own).copy_(own_part(tensor), non_blocking=True)
+    local_part(own).copy_(local_part(tensor), non_blocking=True)
     return own
 
 

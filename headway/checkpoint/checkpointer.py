@@ -16,8 +16,8 @@ from headway.checkpoint.folders import (
     FOLDER,
     LOCK,
     NUMBERED,
-    Claim,
-    claim,
+    ProjectLock,
+    lock_project,
     named_folder,
     newest_in,
     next_number,
@@ -47,7 +47,7 @@ class Checkpointer:
     Args:
         project: how checkpoints are named, and how many are kept.
         began_at: start time of the job in seconds since the epoch, for the manifest.
-        beside: JSON files that rank 0 adds to each checkpoint: functions by file name.
+        extra_files: JSON files that rank 0 adds to each checkpoint: functions by file name.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Checkpointer:
         project: ProjectConfiguration,
         *,
         began_at: float = 0.0,
-        beside: Mapping[str, Callable[[], object]] | None = None,
+        extra_files: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self._claim: Claim | None = None  # on the project; on rank 0 only
+        self._lock: ProjectLock | None = None  # on the project; on rank 0 only
         self._began_at = began_at
-        self._beside = beside or {}
+        self._extra_files = extra_files or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # set by the first save with wait=False
@@ -98,16 +98,16 @@ class Checkpointer:
         whose names start with `name`.
         """
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
-        from headway.checkpoint.training_state import own_buffers_of
+        from headway.checkpoint.training_state import diverging_buffers
 
         def then() -> None:
-            training.progress.note_kept(CHECKPOINTS, str(parent))
+            training.progress.note_output_path(CHECKPOINTS, str(parent))
             if name is not None and keep is not None:
                 prune(parent, keep, name)
 
         training, parent = self.training, target.absolute().parent
         require_equal(training, "a checkpoint")
-        own_buffers = own_buffers_of(training.inner_models)
+        own_buffers = diverging_buffers(training.inner_models)
         prepared = prepare_checkpoint(
             target,
             lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
@@ -125,7 +125,7 @@ class Checkpointer:
         from headway.checkpoint.training_state import state_of
 
         if self.training.world.is_main:
-            for name, content in self._beside.items():
+            for name, content in self._extra_files.items():
                 write_json(folder / name, content())
             if self.training.is_in_evaluation:
                 log_once(
@@ -172,9 +172,9 @@ class Checkpointer:
             if self._background is not None:
                 self._background.close()
         finally:
-            claimed, self._claim = self._claim, None
-            if claimed is not None and claimed.fd is not None:
-                os.close(claimed.fd)
+            lock, self._lock = self._lock, None
+            if lock is not None and lock.fd is not None:
+                os.close(lock.fd)
 
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
@@ -261,22 +261,22 @@ class Checkpointer:
         agree(lambda: check(models))
         return models
 
-    def claim(self, project: Path) -> bool:
+    def lock_checkpoints(self, project: Path) -> bool:
         """Return whether this run has locked the checkpoints of `project`; log once if not."""
-        claimed = self._claim
-        if claimed is None or claimed == Claim(None):
-            self._claim = claimed = claim(project)
-            if claimed.problem:
+        lock = self._lock
+        if lock is None or lock == ProjectLock(None):
+            self._lock = lock = lock_project(project)
+            if lock.problem:
                 log(
-                    f"note: {project / LOCK} cannot be locked: {claimed.problem}; another run that"
+                    f"note: {project / LOCK} cannot be locked: {lock.problem}; another run that"
                     " saves to this project and removes its checkpoints will not be detected"
                 )
-            if claimed.holder:
+            if lock.holder:
                 log(
-                    f"note: another run also saves to {project} ({claimed.holder}), and each run"
+                    f"note: another run also saves to {project} ({lock.holder}), and each run"
                     " removes the other's checkpoints; use a separate project_dir for each"
                 )
-        return claimed.fd is not None
+        return lock.fd is not None
 
     def project_folder(self, method: str) -> Path:
         """Return the project folder; raise UsageError for `method` without one."""

@@ -46,7 +46,7 @@ NUMBERED, STEP = "checkpoint_", "step_"
 _DIGITS = {NUMBERED: 1, STEP: 8}
 LOCK = ".headway-lock"
 _HOLDER = "process "
-_LEFT = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
+_LEFTOVER = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
@@ -76,7 +76,7 @@ def begin(target: Path) -> Path:
             where=str(target),
             fix="pass the path of a subfolder",
         )
-    pending = _beside(target, "tmp")
+    pending = _temporary_path(target, "tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         pending.mkdir(mode=0o700)
@@ -112,7 +112,7 @@ def commit(pending: Path, target: Path) -> None:
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
             _flush(Path(parent))
         pending.chmod(0o777 & ~_umask())  # permissions of a new folder
-        _give_name(pending, target)
+        _rename(pending, target)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint was written, but cannot be renamed: {error.strerror}",
@@ -121,7 +121,7 @@ def commit(pending: Path, target: Path) -> None:
         ) from None
 
 
-def _give_name(pending: Path, target: Path) -> None:
+def _rename(pending: Path, target: Path) -> None:
     """Rename `pending` to `target`, and remove an older checkpoint of this name.
 
     If the new name cannot be flushed to disk, the old state is restored.
@@ -134,7 +134,7 @@ def _give_name(pending: Path, target: Path) -> None:
     elif exchange(pending, target):
         old = pending
     else:
-        old = _beside(target, "old")
+        old = _temporary_path(target, "old")
         os.rename(target, old)
         try:
             os.rename(pending, target)
@@ -204,17 +204,17 @@ def recover(target: Path) -> None:
     """
     if not is_absent(target) or not _siblings(target, "old"):
         return
-    whole, problem = [], None
+    complete, problem = [], None
     for candidate in [*_siblings(target, "tmp"), *_siblings(target, "old")]:
         try:
-            whole.append((verify(candidate).saved_at, candidate))
+            complete.append((verify(candidate).saved_at, candidate))
         except CheckpointError as error:
             problem = error.problems[0]
-    if problem and not whole:  # of the checkpoint that was to be replaced
+    if problem and not complete:  # of the checkpoint that was to be replaced
         fix = f"move {candidate} away to use earlier checkpoints, if any"
         raise CheckpointError(problem.what, where=problem.where, fix=fix)
     try:
-        os.rename(max(whole)[1], target)
+        os.rename(max(complete)[1], target)
         _flush(target.parent)
     except OSError as error:
         raise CheckpointError(
@@ -256,7 +256,7 @@ def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]
 
 def leftovers_in(folder: Path) -> list[Path]:
     """Return the leftovers of interrupted saves in a folder, sorted."""
-    return sorted(path for path in paths_in(folder) if _LEFT.fullmatch(path.name))
+    return sorted(path for path in paths_in(folder) if _LEFTOVER.fullmatch(path.name))
 
 
 # ---------------------------------------------------------------------- list
@@ -284,7 +284,7 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
     return [checkpoint for checkpoint in checkpoints_in(folder) if not checkpoint.path.is_symlink()]
 
 
-def next_time(folder: Path) -> float:
+def next_saved_at(folder: Path) -> float:
     """Return the current time, or a time after all manifests if the clock was set back."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
@@ -352,11 +352,11 @@ def candidates_in(folder: Path) -> list[Candidate]:
             found.append(Candidate(manifest.saved_at, path, manifest))
         except CheckpointError:
             if not is_absent(path):  # else removed meanwhile
-                found.append(Candidate(_time_of(path), path))
+                found.append(Candidate(_mtime(path), path))
     return sorted(found)
 
 
-def _time_of(path: Path) -> float:
+def _mtime(path: Path) -> float:
     """Return a folder's modification time; infinity if it cannot be read."""
     try:
         return path.stat().st_mtime
@@ -392,7 +392,7 @@ def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[Checkpoin
 # ---------------------------------------------------------------------- locking
 
 
-class Claim(NamedTuple):
+class ProjectLock(NamedTuple):
     """Result of locking a project's checkpoints for the lifetime of this process."""
 
     fd: int | None  # of the locked file, which stays open; None: not locked by this run
@@ -400,7 +400,7 @@ class Claim(NamedTuple):
     problem: str = ""  # why the lock could not be tested
 
 
-def claim(project: Path) -> Claim:
+def lock_project(project: Path) -> ProjectLock:
     """Lock a project's checkpoints for this process; child processes do not inherit the lock.
 
     Source: fcntl_locking(2). The lock also works between machines that share a disk by NFS.
@@ -411,10 +411,10 @@ def claim(project: Path) -> Claim:
     try:
         fd = os.open(project / LOCK, flags, 0o666)
     except FileNotFoundError:  # nothing has been saved yet
-        return Claim(None)
+        return ProjectLock(None)
     except OSError as error:
         may_save = os.access(project, os.W_OK)
-        return Claim(None, problem=os.strerror(error.errno or 0) if may_save else "")
+        return ProjectLock(None, problem=os.strerror(error.errno or 0) if may_save else "")
     try:
         found = os.pread(fd, 200, 0).decode(errors="replace")
         if found and not found.startswith(_HOLDER):
@@ -423,12 +423,12 @@ def claim(project: Path) -> Claim:
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.EAGAIN, errno.EACCES):  # it is locked
-            return Claim(None, shown(found) or "a process that is starting")
-        return Claim(None, problem=str(error.strerror))
+            return ProjectLock(None, shown(found) or "a process that is starting")
+        return ProjectLock(None, problem=str(error.strerror))
     with suppress(OSError):  # on a full disk, the previous contents remain
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{_HOLDER}{os.getpid()} of {platform.node()}".encode(), 0)
-    return Claim(fd)
+    return ProjectLock(fd)
 
 
 def remove_leftovers(project: Path) -> None:
@@ -475,14 +475,14 @@ def listed_in(folder: Path) -> list[ListedCheckpoint]:
 def _inspect(path: Path) -> ListedCheckpoint:
     try:
         manifest = read_manifest(path)
-        is_whole = all(_has_size(path / file.path, file.size) for file in manifest.files)
+        is_complete = all(_is_file_of_size(path / file.path, file.size) for file in manifest.files)
     except (CheckpointError, OSError):
         return ListedCheckpoint(path, SaveStatus.UNREADABLE, None)
-    status = SaveStatus.COMPLETE if is_whole else SaveStatus.INCOMPLETE
+    status = SaveStatus.COMPLETE if is_complete else SaveStatus.INCOMPLETE
     return ListedCheckpoint(path, status, manifest)
 
 
-def _has_size(path: Path, size: int) -> bool:
+def _is_file_of_size(path: Path, size: int) -> bool:
     if is_absent(path):
         return False
     status = os.lstat(path)
@@ -492,7 +492,7 @@ def _has_size(path: Path, size: int) -> bool:
 # ---------------------------------------------------------------------- names, disks
 
 
-def _beside(target: Path, kind: str) -> Path:
+def _temporary_path(target: Path, kind: str) -> Path:
     return target.with_name(f".{kind}-{target.name}-{os.urandom(4).hex()}")
 
 

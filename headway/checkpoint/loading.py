@@ -42,11 +42,11 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
     manifest = on_rank_0(lambda: verify(folder))
 
     def require_unchanged() -> None:
-        is_there = not is_absent(folder / NAME)
-        if not is_there or read_manifest(folder) != manifest:
+        exists = not is_absent(folder / NAME)
+        if not exists or read_manifest(folder) != manifest:
             raise CheckpointError(
                 "the checkpoint was replaced while it was loaded, or this rank sees another folder"
-                if is_there
+                if exists
                 else "the checkpoint was removed while it was loaded, or this rank cannot see it",
                 where=f"rank {rank}, {folder}",
                 fix="load the same folder on all ranks, from a disk shared by all machines, and do"
@@ -60,10 +60,10 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
         own = read_json(folder / values_name(rank)) if has_own else None
         saved = SavedTensors(folder / TENSORS)
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
-        if missing := sorted(names - saved.facts.keys()):
+        if missing := sorted(names - saved.meta_tensors.keys()):
             raise _unreadable(folder, f"{missing[0]} is missing")
         sharded = tensor_names(shared, ["sharded"])
-        wanted = {name: like(name, saved.facts[name], name in sharded) for name in names}
+        wanted = {name: like(name, saved.meta_tensors[name], name in sharded) for name in names}
         return shared, own, saved, wanted
 
     try:

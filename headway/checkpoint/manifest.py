@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headway.errors import CheckpointError
-from headway.ipc.paths import is_absent, opened, read_plain
+from headway.ipc.paths import is_absent, open_regular, read_plain
 from headway.ipc.stderr import shown
 from headway.ipc.typed import plain, read
 
@@ -22,8 +22,8 @@ FORMAT = 6
 """The version of the checkpoint layout; other versions are rejected."""
 
 _BLOCK = 2**20
-_LOOKS = 5  # attempts to read a checkpoint while another process replaces it
-_OTHER_CHECKSUM = "its checksum does not match"
+_MAX_ATTEMPTS = 5  # attempts to read a checkpoint while another process replaces it
+_CHECKSUM_MISMATCH = "its checksum does not match"
 
 
 class File(NamedTuple):
@@ -54,7 +54,7 @@ def describe_files(
     """
     files = []
     for path in paths:
-        with _named(folder / path), opened(folder / path) as handle:
+        with _named(folder / path), open_regular(folder / path) as handle:
             if path in known:
                 files.append(File(path, os.fstat(handle).st_size, known[path]))
             else:
@@ -119,7 +119,7 @@ def _parsed(data: bytes, path: Path) -> Manifest:
     fields = json.loads(data)
     _require_known_format(fields, path)
     if fields.pop("crc32", None) != _checksum(fields):
-        raise ValueError(_OTHER_CHECKSUM)
+        raise ValueError(_CHECKSUM_MISMATCH)
     return read(Manifest, fields)
 
 
@@ -127,7 +127,7 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
     """Return the CheckpointError for an unreadable manifest; ValueError: an invalid path."""
     path = folder / NAME
     if isinstance(error, PermissionError):
-        return _closed(path, error)
+        return _permission_error(path, error)
     if not is_absent(path):
         return _damaged(path, getattr(error, "strerror", None) or str(error))
     is_folder = os.path.isdir(folder)
@@ -162,27 +162,27 @@ def verify(folder: Path) -> Manifest:
 
     If another process replaces the checkpoint meanwhile, the new checkpoint is verified.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_ATTEMPTS):
         manifest = read_manifest(folder)
-        damage = _fault_in(folder, manifest)
+        damage = _find_damage(folder, manifest)
         if damage is None:
             return manifest
         if read_manifest(folder) == manifest:
             raise damage
     raise CheckpointError(
-        f"the checkpoint was replaced {_LOOKS} times while it was read",
+        f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was read",
         where=shown(str(folder)),
         fix="do not save to the same folder in another run meanwhile",
     )
 
 
-def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
+def _find_damage(folder: Path, manifest: Manifest) -> CheckpointError | None:
     for file in manifest.files:
         path = folder / file.path
         try:
-            problem = _problem_with(folder, file)
+            problem = _difference(folder, file)
         except PermissionError as error:
-            return _closed(path, error)
+            return _permission_error(path, error)
         except OSError as error:
             problem = error.strerror or str(error)
         if problem:
@@ -190,14 +190,14 @@ def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
     return None
 
 
-def _problem_with(folder: Path, file: File) -> str:
+def _difference(folder: Path, file: File) -> str:
     """Return how a file differs from the manifest, or an empty string."""
-    with opened(folder / file.path) as handle:
+    with open_regular(folder / file.path) as handle:
         size = os.fstat(handle).st_size
         if size != file.size:
             return f"it has {size} bytes instead of {file.size}"
         found = _describe(file.path, handle)
-    return "" if found == file else _OTHER_CHECKSUM
+    return "" if found == file else _CHECKSUM_MISMATCH
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
@@ -218,7 +218,7 @@ def files_below(folder: Path) -> Iterator[str]:
         yield from ((below / name).as_posix() for name in [*names, *links])
 
 
-def _closed(path: Path, error: PermissionError) -> CheckpointError:
+def _permission_error(path: Path, error: PermissionError) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint cannot be read: {error.strerror}",
         where=shown(str(path)),

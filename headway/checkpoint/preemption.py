@@ -39,7 +39,7 @@ _KEEP = 2
 """Number of checkpoints that `checkpoint()` keeps by default; see `total_limit`."""
 
 
-class _Counted:
+class _EpochCounter:
     """Base of `ResumedRun` with its epoch counter, which is not a dataclass field."""
 
     __slots__ = ("_count",)
@@ -47,7 +47,7 @@ class _Counted:
 
 
 @dataclass(frozen=True)
-class ResumedRun(_Counted):
+class ResumedRun(_EpochCounter):
     """Position from which training resumes; all counts are 0 for a fresh start.
 
     Args:
@@ -206,9 +206,9 @@ class Preemption:
             run = ResumedRun(epoch, step, loader.epochs.samples, path)
         object.__setattr__(run, "_count", training.count_epochs)
         if training.world.is_main:
-            for line in (*lines, _start_of(run, project)):
+            for line in (*lines, _describe_start(run, project)):
                 log(line)
-            if self._checkpoints.claim(project.absolute()):
+            if self._checkpoints.lock_checkpoints(project.absolute()):
                 remove_leftovers(project)
             self._report_at_end(path)
         return run
@@ -218,7 +218,7 @@ class Preemption:
         atexit.unregister(self._report)
         if path is not None and self._training.optimizers:
             progress = self._training.progress
-            report = partial(_report_no_step, progress, progress.num_trained, path)
+            report = partial(_log_if_untrained, progress, progress.num_trained, path)
             self._report = atexit.register(report)
 
     def _load(self, path: Path, project: Path, allow_pickle: bool) -> None:
@@ -266,7 +266,7 @@ class Preemption:
         is_due, due = self._is_due(step), self._training.run.checkpoint
         if not (is_due or self._request is not StopRequest.NONE or due.action is not None):
             return None
-        take = partial(self._take, project, allow_pickle, wait)
+        take = partial(self._save_and_stop, project, allow_pickle, wait)
         self._schedule.saved(step, time.monotonic())
         if due.mark(take):
             atexit.unregister(self._at_end)
@@ -276,11 +276,11 @@ class Preemption:
             return str(named_folder(project, STEP, step))
         return take()
 
-    def _take(self, project: Path, allow_pickle: bool, wait: bool) -> str:
-        has_to_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
+    def _save_and_stop(self, project: Path, allow_pickle: bool, wait: bool) -> str:
+        must_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
         with self._training.progress.calling("checkpoint"):
-            folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
-        if has_to_stop:
+            folder = self._save_step(project, step, allow_pickle, wait or must_stop)
+        if must_stop:
             self._leave(folder, step)
         return folder
 
@@ -304,7 +304,7 @@ class Preemption:
         if self._training.world.is_main:
             with suppress(OSError):  # reported by the save
                 project.mkdir(parents=True, exist_ok=True)
-            self._checkpoints.claim(project.absolute())
+            self._checkpoints.lock_checkpoints(project.absolute())
         self._checkpoints.save_to(folder, allow_pickle, wait=wait, name=STEP, keep=keep)
         return str(folder)
 
@@ -420,14 +420,14 @@ def _interval_of(every: int | str | None) -> Interval:
         ) from None
 
 
-def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:
+def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:
     """Log a note if a resumed run finishes successfully without an optimizer step."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
     if progress.num_trained == num_trained and not has_failed:
         log(f"note: nothing was left to train: no optimizer step since resuming from {path}")
 
 
-def _start_of(run: ResumedRun, project: Path) -> str:
+def _describe_start(run: ResumedRun, project: Path) -> str:
     if run.checkpoint is None:
         return f"starting from the beginning: no checkpoint in {project}"
     return f"resuming from {run.checkpoint} (epoch {run.epoch}, step {run.step})"
@@ -459,17 +459,17 @@ def _select_checkpoint(
         return None, []
     if not fall_back:
         return str(found[-1].path), []
-    whole, errors = newest_complete(found)
-    if whole is None and candidates(project) != there:  # removed by another run
+    complete, errors = newest_complete(found)
+    if complete is None and candidates(project) != there:  # removed by another run
         return _select_checkpoint(settings, project, fall_back)
-    if whole is None:
+    if complete is None:
         raise CheckpointError(
             f"all {len(found)} checkpoints are damaged: "
             + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(errors)),
             where=str(project),
             fix="move them away to start from the beginning",
         )
-    return str(whole), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
+    return str(complete), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
 
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
@@ -503,16 +503,16 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
 
     def inspect() -> tuple[bool, bool, Path | None]:
         others = [candidate for candidate in candidates(project) if candidate.path != path]
-        is_whole = newest_complete([Candidate(0.0, path)])[0] is not None
-        is_there = not is_absent(path)
-        return is_there, is_whole, None if is_whole else newest_complete(others)[0]
+        is_complete = newest_complete([Candidate(0.0, path)])[0] is not None
+        exists = not is_absent(path)
+        return exists, is_complete, None if is_complete else newest_complete(others)[0]
 
-    is_there, is_whole, other = on_rank_0(inspect)
-    if is_whole:
+    exists, is_complete, other = on_rank_0(inspect)
+    if is_complete:
         return
     problem = error.problems[0]
     what, fix = problem.what, f"move {path} away to start from the beginning"
-    if not is_there:
+    if not exists:
         what = "the checkpoint was removed while it was loaded"
         fix = "do not save to or prune this project folder in another run, then run again"
     elif other is not None:

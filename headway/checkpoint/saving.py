@@ -18,7 +18,7 @@ from headway.checkpoint.folders import (
     begin,
     commit,
     keep_unlisted,
-    next_time,
+    next_saved_at,
     remove,
     require_shared,
 )
@@ -40,7 +40,7 @@ from headway.ipc.step_clock import SYNC
 
 T = TypeVar("T")
 TENSORS = "tensors"  # the folder of torch.distributed.checkpoint
-_OF_RANK = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
+_RANK_FILE = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 
 
 class Contents(NamedTuple):
@@ -104,7 +104,7 @@ def prepare_checkpoint(
         shared = encode(dict(saved.shared), prefix_of(), tensors)
         return shared, encode(dict(saved.own), prefix_of(rank), tensors)
 
-    with removed_on_failure(pending):
+    with remove_on_failure(pending):
         agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
     written = {name: t for name, t in tensors.items() if _is_written_by(rank, name, t)}
@@ -118,7 +118,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
     """
     rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
-    with removed_on_failure(pending):
+    with remove_on_failure(pending):
         checksums = save_tensors(tensors, pending / TENSORS, group)
         known = {f"{TENSORS}/{name}": crc for name, crc in checksums.items()}
 
@@ -137,7 +137,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
 
 @contextmanager
-def removed_on_failure(pending: Path) -> Iterator[None]:
+def remove_on_failure(pending: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -156,7 +156,7 @@ def _files_of(rank: int, folder: Path) -> list[str]:
     """Return the files that this rank describes: its own, and on rank 0 also common files."""
     files = []
     for path in sorted(files_below(folder)):
-        match = _OF_RANK.match(path)
+        match = _RANK_FILE.match(path)
         if (int(match[1] or match[2]) if match else 0) == rank:
             files.append(path)
     return files
@@ -171,7 +171,7 @@ def commit_files(
         headway=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        saved_at=next_time(target.parent),
+        saved_at=next_saved_at(target.parent),
         launched_at=progress.launched_at,
         step=progress.step,
         epoch=progress.epoch,
@@ -193,7 +193,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     try:
         result = step()
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
-        failed = _error_facts(error)
+        failed = _error_fields(error)
     for what, where, fix in filter(None, _gather(failed, group)):
         raise CheckpointError(what, where=where, fix=fix)
     return result  # type: ignore[return-value]
@@ -217,7 +217,7 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     return values
 
 
-def _error_facts(error: Exception) -> tuple[str, str, str]:
+def _error_fields(error: Exception) -> tuple[str, str, str]:
     """Return an error's what, where and fix, to send to other ranks."""
     if isinstance(error, HeadwayError):
         problem = error.problems[0]

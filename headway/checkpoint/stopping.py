@@ -49,14 +49,14 @@ class StopSignals:
 
     def __init__(self, progress: Progress, deadline: float | None = None) -> None:
         self._progress, self._deadline = progress, deadline
-        self._came = StopRequest.NONE
+        self._received = StopRequest.NONE
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
     @property
     def request(self) -> StopRequest:
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
-        return self._came or (StopRequest.TIME_LIMIT if is_late else StopRequest.NONE)
+        return self._received or (StopRequest.TIME_LIMIT if is_late else StopRequest.NONE)
 
     def exit_code(self, request: StopRequest) -> int:
         """Return the exit code for a request; the launcher replaces that of Ctrl-C."""
@@ -68,7 +68,7 @@ class StopSignals:
         before = {stop: signal.getsignal(stop) for stop in signals.STOPS}
         self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
         signals.trap(self._note, *self._before)
-        os.register_at_fork(after_in_child=self._leave_child)
+        os.register_at_fork(after_in_child=self._reset_child)
         self._progress.note_use(stopping=True)
         self._progress.send(WillSave())
 
@@ -88,7 +88,7 @@ class StopSignals:
 
     def leave(self) -> None:
         """Ignore further requests while this process exits, except a second Ctrl-C."""
-        self._came = self.request or StopRequest.TIME_LIMIT
+        self._received = self.request or StopRequest.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
             signals.restore_handlers({signal.SIGINT: before})
@@ -100,7 +100,7 @@ class StopSignals:
             if signal.getsignal(number) == self._note:
                 signals.ignore(number)
 
-    def _leave_child(self) -> None:
+    def _reset_child(self) -> None:
         """Restore SIGTERM's handler in a forked child; its parent handles everything else."""
         before = self._before.get(signal.SIGTERM)
         if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
@@ -111,8 +111,8 @@ class StopSignals:
             return
         before = self._before[number]
         came = StopRequest[signal.Signals(number).name]
-        is_first, is_again = self._came is StopRequest.NONE, self._came is came
-        self._came = max(self._came, came)
+        is_first, is_again = self._received is StopRequest.NONE, self._received is came
+        self._received = max(self._received, came)
         if is_first:
             again = "; Ctrl-C again stops at once" if came is StopRequest.SIGINT else ""
             rank, size = rank_and_size()
@@ -138,19 +138,19 @@ class Agreement:
         self._agreed_at: float | None = None
         # units of the previous (or the first) and the next agreement
         self._unit = self.next_at = 0
-        self._num_asked = 0  # calls of `ask`
+        self._num_calls = 0  # calls of `ask`
 
     def begin(self, unit: int) -> None:
         self._unit = unit
 
     @property
     def is_near(self) -> bool:
-        return self._num_asked >= self.next_at
+        return self._num_calls >= self.next_at
 
     def ask(self, request: StopRequest) -> StopRequest:
         """Return the request that all ranks agree on; NONE in calls without an agreement."""
-        agreed = self.agree(self._num_asked, request)[0] if self.is_near else StopRequest.NONE
-        self._num_asked += 1
+        agreed = self.agree(self._num_calls, request)[0] if self.is_near else StopRequest.NONE
+        self._num_calls += 1
         return agreed
 
     def agree(

@@ -42,8 +42,8 @@ from headway.errors import CheckpointError
 from headway.ipc.typed import read
 
 INDEX = "index.json"
-_BUFFER = 2**20  # bytes
-_SMALL = 2**18  # bytes; checksumming fewer is faster than starting a thread
+_BUFFER_SIZE = 2**20  # bytes
+_SMALL_BLOCK = 2**18  # bytes; checksumming fewer is faster than starting a thread
 
 
 class Part(NamedTuple):
@@ -119,7 +119,7 @@ class _ChecksummedFiles(FileSystem):
         with open(path, mode, buffering=0) as raw:  # `headway estimate` redirects open()
             stream = _Checksummed(raw)
             try:
-                with _Buffered(stream, _BUFFER) as buffered:
+                with _Buffered(stream, _BUFFER_SIZE) as buffered:
                     yield buffered
             except Exception:
                 if stream.failure is None:
@@ -151,7 +151,7 @@ class _Checksummed(io.RawIOBase):
 
     def write(self, block: Any) -> int:
         data = memoryview(block).cast("B")
-        if len(data) <= _SMALL:
+        if len(data) <= _SMALL_BLOCK:
             self._check(data)
             self._write(data)
             return len(data)
@@ -187,11 +187,11 @@ class _Checksummed(io.RawIOBase):
 
 
 class SavedTensors:
-    """The tensors in a folder of `save_tensors`; `facts` contains them as meta tensors."""
+    """The tensors in a folder of `save_tensors`; `meta_tensors` contains them as meta tensors."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._index, self.facts = _index_in(folder)
+        self._index, self.meta_tensors = _index_in(folder)
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load tensors with the shape, dtype and placements of `wanted`; every rank calls this.
@@ -200,7 +200,7 @@ class SavedTensors:
         raises for a tensor that does not match.
         """
         for name, tensor in wanted.items():
-            _require_match(name, tensor, self.facts.get(name), self._folder)
+            _require_match(name, tensor, self.meta_tensors.get(name), self._folder)
         loaded = {
             name: torch.empty_like(like)
             if isinstance(like, DTensor)
@@ -251,7 +251,7 @@ def described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -310,27 +310,27 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
     path = folder / INDEX
     try:
         index = read(Index, json.loads(path.read_bytes()))
-        facts = {name: _fact(name, entry) for name, entry in index.tensors.items()}
+        meta_tensors = {name: _meta_tensor(name, entry) for name, entry in index.tensors.items()}
         files = {part.file for entry in index.tensors.values() for part in entry.parts}
         size = sum(_size_of(folder, name) for name in files)
-        if (needed := sum(fact.nbytes for fact in facts.values())) > size:
+        if (needed := sum(meta.nbytes for meta in meta_tensors.values())) > size:
             raise ValueError(f"its tensors need {needed} bytes, but its files have {size}")
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise _damaged(path, why) from None
-    return index, facts
+    return index, meta_tensors
 
 
-def _fact(name: str, entry: TensorEntry) -> torch.Tensor:
+def _meta_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
     """Return a meta tensor after checking that the parts contain all elements."""
-    fact = torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
+    meta = torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
     for part in entry.parts:
         places = zip(part.offsets, part.sizes, entry.shape, strict=True)
         if any(min(at, size) < 0 or at + size > whole for at, size, whole in places):
             raise ValueError(f"a part of {name} is out of bounds")
-    if (found := sum(math.prod(part.sizes) for part in entry.parts)) != fact.numel():
-        raise ValueError(f"the parts of {name} have {found} elements, not {fact.numel()}")
-    return fact
+    if (found := sum(math.prod(part.sizes) for part in entry.parts)) != meta.numel():
+        raise ValueError(f"the parts of {name} have {found} elements, not {meta.numel()}")
+    return meta
 
 
 def _size_of(folder: Path, name: str) -> int:

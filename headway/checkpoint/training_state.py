@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from headway.checkpoint.loading import Like, Loaded, reading_state
 from headway.checkpoint.manifest import unusable
 from headway.checkpoint.saving import Contents
-from headway.checkpoint.tensors import described, own_part
+from headway.checkpoint.tensors import described, local_part
 from headway.checkpoint.values import encode
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import are_generator_states, generator_states, set_generator_states
@@ -41,14 +41,14 @@ from headway.training.optimizer import (
 from headway.training.training import Training
 
 Weights = dict[str, Any]
-_NO_OWN: dict[str, Any] = {
+_NO_RANK_STATE: dict[str, Any] = {
     "generators": None,
     "tokens": {},
     "buffers": (),
     "gradients": (),
     "positions": (),
 }
-_WITHHELD = (
+_UNSAVED_GRADIENTS = (
     "note: gradients of a sharded model in no_sync() are not saved: a run that resumes between two"
     " micro-batches loses them. Use accelerator.accumulate(model), or save after the optimizer step"
 )
@@ -70,7 +70,7 @@ def state_of(
     """Return the contents of a checkpoint, without copying tensors.
 
     `weights` are the state dicts of the models to save, and `own_buffers` the result of
-    `own_buffers_of` for them.
+    `diverging_buffers` for them.
     """
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
     shared |= {
@@ -107,14 +107,14 @@ class SavedState:
     @property
     def own(self) -> Mapping[str, Any]:
         """This rank's own state; empty if the number of ranks differs."""
-        return self._own or _NO_OWN
+        return self._own or _NO_RANK_STATE
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
         """Raise CheckpointError unless the saved and live values are equal."""
         if saved != live:
-            raise self.misfit(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
+            raise self.mismatch_error(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
 
-    def misfit(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
+    def mismatch_error(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint does not match this run: {what}", where=str(self.folder), fix=fix
         )
@@ -143,12 +143,12 @@ class SavedState:
             place = "the checkpoint" if name in saved else "this run"
             one, other = ({re.sub(_WRAPPED, "", key) for key in each} for each in (saved, live))
             fix = _SAME_OBJECTS if one != other else _NOT_WRAPPED
-            raise self.misfit(f"{name!r} of {what} exists only in {place}", fix)
+            raise self.mismatch_error(f"{name!r} of {what} exists only in {place}", fix)
 
     def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
         for name in live.keys() & saved.keys():
             if isinstance(live[name], torch.Tensor):
-                facts = _facts(saved[name]), _facts(live[name])
+                facts = _describe_value(saved[name]), _describe_value(live[name])
                 self.require_equal(f"{name!r} of {model}", *facts)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
@@ -158,7 +158,7 @@ class SavedState:
         """
         part, failed, cause = "", "", None
         try:
-            for part in self._give(models):  # noqa: B007  used if it fails
+            for part in self._restore_parts(models):  # noqa: B007  used if it fails
                 pass
         except Exception as error:  # noqa: BLE001  a class of the script may raise anything
             failed, cause = f"{part} cannot load its state: {type(error).__name__}: {error}", error
@@ -171,7 +171,7 @@ class SavedState:
                     " train with a mixture of two states",
                 ) from cause
 
-    def _give(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
+    def _restore_parts(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
         """Restore each part; yield its name before."""
         pairs = zip(models, self.shared["models"], strict=True)
         for number, (model, weights) in enumerate(pairs):
@@ -197,7 +197,7 @@ class _Objects(_Part):
     """A part that consists of an ordered list of objects."""
 
     noun: ClassVar[str]
-    way: ClassVar[str] = ""  # template of code that sets a hyperparameter
+    setter_code: ClassVar[str] = ""  # template of code that sets a hyperparameter
 
     def live(self) -> Sequence[Any]:
         raise NotImplementedError
@@ -220,7 +220,7 @@ class _Objects(_Part):
 
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
         """Report the script's hyperparameters that the checkpoint replaced, and record `before`."""
-        for line in replaced(one.hyperparameters, before, loaded, self.way):
+        for line in replaced(one.hyperparameters, before, loaded, self.setter_code):
             self._training.run.report(line)
         one.hyperparameters = before
 
@@ -229,7 +229,7 @@ class Optimizers(_Objects):
     """State and step counts of the optimizers."""
 
     name, noun = "optimizers", "optimizer"
-    way = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
+    setter_code = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
 
     def live(self) -> list[PreparedOptimizer]:
         return self._training.optimizers
@@ -274,7 +274,7 @@ class Schedulers(_Objects):
     """The state of learning-rate schedulers."""
 
     name, noun = "schedulers", "scheduler"
-    way = "scheduler.scheduler.{name} = {value!r}"
+    setter_code = "scheduler.scheduler.{name} = {value!r}"
 
     def live(self) -> list[PreparedScheduler]:
         return self._training.schedulers
@@ -359,7 +359,7 @@ class LossScale(_Part):
         self._training.precision.load_state_dict(checkpoint.shared[self.name]["state"])
 
 
-class OpenStep(_Part):
+class AccumulationState(_Part):
     """Position within a gradient accumulation step."""
 
     name = "accumulation"
@@ -387,7 +387,7 @@ class OpenStep(_Part):
         self._training.accumulation.load_state_dict(checkpoint.shared[self.name])
 
 
-class Positions(_Part):
+class LoaderPositions(_Part):
     """Positions of the loaders, and this rank's random generators."""
 
     name = "loaders"
@@ -423,8 +423,8 @@ class Positions(_Part):
             if states is not None:
                 set_generator_states(states, device)
 
-        has_led = any(loader.epochs.has_trained for loader in training.loaders)
-        has_trained = has_led or training.steps_done > 0
+        has_trained_epochs = any(loader.epochs.has_trained for loader in training.loaders)
+        has_trained = has_trained_epochs or training.steps_done > 0
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
     def _positions(self, checkpoint: SavedState) -> list[dict[str, Any]]:
@@ -462,7 +462,7 @@ class OtherLoaders(_Part):
 
 
 _SHARED: tuple[type[_Part], ...] = (
-    *(Optimizers, Schedulers, LossScale, OpenStep, OtherLoaders, Positions),
+    *(Optimizers, Schedulers, LossScale, AccumulationState, OtherLoaders, LoaderPositions),
 )
 
 
@@ -471,15 +471,15 @@ class RankState(_Part):
 
     def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.has_gradients
-        spread = map(training.strategy.broadcasts_buffers, training.models)
+        broadcasts = map(training.strategy.broadcasts_buffers, training.models)
         parameters = _parameters(training) if has_gradients else []
         if training.strategy.shards and parameters and all(p.grad is None for p in parameters):
-            training.run.report(_WITHHELD)
+            training.run.report(_UNSAVED_GRADIENTS)
         return {
             "generators": generator_states(training.world.device),
             "tokens": training.accumulation.tokens,
-            "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
-            "gradients": [None if p.grad is None else own_part(p.grad) for p in parameters],
+            "buffers": [*zip(own_buffers, broadcasts, strict=True)] if own_buffers else [],
+            "gradients": [None if p.grad is None else local_part(p.grad) for p in parameters],
             "positions": [
                 loader.state_dict() if loader.num_shares else None for loader in training.loaders
             ],
@@ -491,7 +491,7 @@ class RankState(_Part):
             why = "it contains invalid generator states"
             raise unusable(f"the checkpoint is damaged: {why}", checkpoint.folder)
         if own["gradients"]:
-            parameters = [own_part(p) for p in _parameters(self._training)]
+            parameters = [local_part(p) for p in _parameters(self._training)]
             _require_shapes(checkpoint, "gradients", own["gradients"], parameters)
         for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
             if buffers:
@@ -507,11 +507,11 @@ class RankState(_Part):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
         models = training.inner_models, training.models, self._buffers(checkpoint)
-        for model, prepared, (buffers, are_spread) in zip(*models, strict=True):
+        for model, prepared, (buffers, broadcasts_next) in zip(*models, strict=True):
             for buffer, saved in zip(saved_buffers(model), buffers, strict=False):
                 if saved is not None:
                     getattr(*buffer).copy_(saved)
-            training.strategy.set_broadcast_buffers(prepared, are_spread)
+            training.strategy.set_broadcast_buffers(prepared, broadcasts_next)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
         """Return each model's own buffers, and whether rank 0's are broadcast next."""
@@ -527,13 +527,13 @@ def _require_shapes(
     pairs = zip(saved, live, strict=False)
     have_shapes = all(ours is None or ours.shape == other.shape for ours, other in pairs)
     if len(saved) != len(live) or not have_shapes:
-        raise checkpoint.misfit(f"the {what} belong to other models or another strategy")
+        raise checkpoint.mismatch_error(f"the {what} belong to other models or another strategy")
 
 
 def parts_of(training: Training) -> list[Any]:
     """Return the parts of a training's state, except the model weights."""
-    kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, OpenStep, RankState]
-    kinds += [OtherLoaders, Positions]  # generators are restored last
+    kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, AccumulationState]
+    kinds += [RankState, OtherLoaders, LoaderPositions]  # generators are restored last
     return [kind(training) for kind in kinds]
 
 
@@ -611,7 +611,7 @@ def _parameters(training: Training) -> list[torch.nn.Parameter]:
     return [*chain.from_iterable(model.parameters() for model in training.inner_models)]
 
 
-def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
+def diverging_buffers(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
     """Return each model's buffers that differ from rank 0's; every rank calls this.
 
     DDP broadcasts rank 0's buffers before most forward passes, in which each rank then changes its
@@ -620,7 +620,7 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
     if rank_and_size()[1] == 1:
         return []
     live = [[getattr(*buffer) for buffer in saved_buffers(model)] for model in models]
-    facts = gather_object([[[_facts(tensor) for tensor in each] for each in live]])
+    facts = gather_object([[[_describe_value(tensor) for tensor in each] for each in live]])
     if any(fact != facts[0] for fact in facts):
         return []
     own = []
@@ -668,5 +668,5 @@ def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _facts(tensor: Any) -> str:
+def _describe_value(tensor: Any) -> str:
     return described(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

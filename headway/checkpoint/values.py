@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from headway.errors import CheckpointError
 
 Json = Any
-_DEEPEST = 100
+_MAX_DEPTH = 100
 """Maximum nesting of lists, tuples, sets and dicts, well below the limit of Python's reader."""
-_LONGEST_NAME = 80  # characters in a message
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_MAX_NAME = 80  # characters in a message
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
@@ -47,7 +47,7 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
     if isinstance(value, torch.Tensor):
         tag = "sharded" if isinstance(value, DTensor) else "tensor"
         return {tag: _add(_plain(value.detach(), name), name, tensors)}
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise _too_deep(name)
     if kind is list:
         return _encode_many(value, name, tensors, depth)
@@ -117,7 +117,7 @@ def _encode_many(
 
 def _too_deep(name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name[:_LONGEST_NAME]}... cannot be saved: it is nested more than {_DEEPEST} deep or"
+        f"{name[:_MAX_NAME]}... cannot be saved: it is nested more than {_MAX_DEPTH} deep or"
         " contains itself",
         where="the state_dict() that returns it",
         fix="return a flatter value without cycles from state_dict()",
@@ -173,7 +173,7 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     "set": lambda content, tensors: {decode(part, tensors) for part in content},
     "bytes": lambda content, _: base64.b64decode(content, validate=True),
     "complex": lambda content, _: complex(*content),
-    "number": lambda content, _: _NOT_FINITE[content],
+    "number": lambda content, _: _NON_FINITE[content],
     "tensor": lambda content, tensors: tensors[content],
     "sharded": lambda content, tensors: tensors[content],
     "array": lambda content, tensors: tensors[content].numpy(),

@@ -55,7 +55,7 @@ class Cuda(GpuKind):
         for gpu in gpus:  # if a capability is unknown, the ranks check it
             if gpu.capability is not None and gpu.capability < row.capability:
                 what = f"{gpu.name} ({sm(gpu.capability)}) does not support {precision}"
-                return Unsupported(what, row.instead)
+                return Unsupported(what, row.fallback)
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:
@@ -78,7 +78,7 @@ class Cuda(GpuKind):
         if torch.version.hip is not None or (major, minor) >= row.capability:
             return None
         name = self._part.get_device_name(device)
-        return Unsupported(f"{name} (sm_{major}{minor}) does not support {precision}", row.instead)
+        return Unsupported(f"{name} (sm_{major}{minor}) does not support {precision}", row.fallback)
 
 
 class Xpu(GpuKind):

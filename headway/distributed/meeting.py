@@ -26,7 +26,7 @@ import torch.distributed as dist
 from headway.devices.table import kind_of
 from headway.distributed.world import before_leaving, default_store, group_timeout, rank_and_size
 from headway.errors import UsageError
-from headway.ipc.process_groups import has_exited, place_of_process, read_groups
+from headway.ipc.process_groups import has_exited, process_address, read_groups
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
 
@@ -50,7 +50,7 @@ class Where(NamedTuple):
     place: str = ""  # the script's file and line
     waits_in: tuple[tuple[str, int], ...] = ()  # group and sequence number of torch collectives
     has_left: bool = False
-    process: str = ""  # from `place_of_process`
+    process: str = ""  # from `process_address`
     error: str = ""  # the type of the exception that ended the rank
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ class _Meetings:
         store: Any = dist.PrefixStore("meetings", default_store())
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
-        self._process = place_of_process()
+        self._process = process_address()
         self.number = 0  # of the last meeting that all ranks have reached
         self.last, self.is_waiting = Where(), False
         self._has_reported = False
@@ -293,7 +293,7 @@ class _Meetings:
         others = (rank for rank in range(self._size) if rank != self._rank)
         return [rank for rank in others if is_missing(everyone[rank])]
 
-    def _collectives(self, which: Literal["waits_for", "last_entered"]) -> dict[str, int]:
+    def _collectives(self, which: Literal["first_pending", "last_entered"]) -> dict[str, int]:
         """Return the sequence number of a collective per group, from torch's flight recorder."""
         names = {group.group_name for group in self.groups}
         numbers = {g.name: getattr(g, which) for g in read_groups() if g.name in names}
@@ -329,7 +329,7 @@ class _Meetings:
                 continue
             with suppress(RuntimeError):  # the store is closed
                 if store.check([f"{self.number}/awaited"]):
-                    waits_in = (*self._collectives("waits_for").items(),)
+                    waits_in = (*self._collectives("first_pending").items(),)
                     place = script_location(sys._current_frames().get(self._caller))
                     self._report(Where(self.number, waits_in=waits_in, place=place), store)
 

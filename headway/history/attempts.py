@@ -58,7 +58,7 @@ class Attempts:
         before = figures.step - count
         if count and not row.first:
             row = row._replace(first=max(before, 1), first_at=now - figures.seconds)
-        furthest = self._furthest if figures.counts_training else 0
+        furthest = self._furthest if figures.has_global_steps else 0
         repeated = min(max(furthest - before, 0), count) / max(count, 1)
         spent = defaultdict(float, row.spent)
         spent["repeated steps"] += figures.seconds * repeated

@@ -16,7 +16,7 @@ from headway.history import store
 from headway.history.attempts import Attempts
 from headway.history.record import MAX_TEXT, FigureSeries, RunEnd, read_record
 from headway.ipc.progress import Progress
-from headway.ipc.records import Figures, Kept
+from headway.ipc.records import Figures, OutputPath
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_output, secrets_among
 from headway.ipc.signals import shell_code
@@ -90,7 +90,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
     try:
         record = read_record(folder)
         record = record._replace(
-            kept=tuple(Kept(what, path) for what, path in progress.kept.items()),
+            kept=tuple(OutputPath(what, path) for what, path in progress.output_paths.items()),
             ranks=_process.series.ranks({}),
             attempts=tuple(
                 row._replace(began_at=record.start.began_at) for row in _process.attempts.rows

@@ -15,10 +15,10 @@ from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 from headway.ipc.paths import is_absent, read_plain
-from headway.ipc.records import Figures, Kept
+from headway.ipc.records import Figures, OutputPath
 from headway.ipc.secrets import masked_output
 from headway.ipc.stderr import log
-from headway.ipc.typed import Misfit, plain, read
+from headway.ipc.typed import SchemaError, plain, read
 
 _FIX = "`headway runs` lists all recorded runs"
 
@@ -57,7 +57,7 @@ class RunRecord(NamedTuple):
     start: Launch
     packages: Mapping[str, str]  # versions of all installed packages
     commit: Commit | None  # None: the script is not in a git repository
-    kept: tuple[Kept, ...]
+    kept: tuple[OutputPath, ...]
     ranks: tuple[RankRecord, ...]
     attempts: tuple[Attempt, ...]
     end: RunEnd | None
@@ -153,11 +153,11 @@ class Recorder:
         self.exit_code = 1
         self.report = ""  # printed cause of the failure
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
-        self.kept: Callable[[], Iterable[Kept]] = tuple  # paths reported by ranks
+        self.kept: Callable[[], Iterable[OutputPath]] = tuple  # paths reported by ranks
         self.attempts: Callable[[], Sequence[Attempt]] = tuple
         self._secrets = secrets
         self._series = FigureSeries()
-        self._kept: list[Kept] = []
+        self._kept: list[OutputPath] = []
         self._tails: Mapping[int, Sequence[str]] = {}
         self._end: RunEnd | None = None
         self._has_news = threading.Event()
@@ -171,7 +171,7 @@ class Recorder:
         self._series.note(rank, figures)
 
     def keep(self, what: str, path: str) -> None:
-        self._kept.append(Kept(what, os.path.abspath(path)))
+        self._kept.append(OutputPath(what, os.path.abspath(path)))
         self._has_news.set()
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ def decode(text: bytes) -> RunRecord:
         fields = json.loads(text)
         if isinstance(fields, dict) and (found := fields.pop("format", None)) == FORMAT:
             return read(RunRecord, fields)
-    except Misfit as error:
+    except SchemaError as error:
         raise ValueError(f"is damaged: {error}") from None
     except (ValueError, RecursionError):
         raise ValueError("is damaged: it is not JSON") from None

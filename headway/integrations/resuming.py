@@ -155,7 +155,7 @@ def announce(library: str, start: TrainingStart, folder: Path) -> None:
     Raises:
         CheckpointError: a rank cannot see the checkpoint.
     """
-    process_progress().note_kept(PROJECT, str(folder))
+    process_progress().note_output_path(PROJECT, str(folder))
     rank, size = rank_and_size()
     lines = [start.line] * size
     if size > 1:

@@ -11,7 +11,7 @@ class NumberFormat(NamedTuple):
     dtype: str  # torch's name for the dtype of matrix products
     tolerance: float = 5e-2  # largest weight difference from fp32 after one step
     capability: tuple[int, int] = (0, 0)  # minimum compute capability of an NVIDIA GPU
-    instead: str = "no"  # the precision to use on older GPUs
+    fallback: str = "no"  # the precision to use on older GPUs
 
 
 PRECISIONS: Mapping[str, NumberFormat] = {
@@ -24,15 +24,15 @@ PRECISIONS: Mapping[str, NumberFormat] = {
         "bfloat16",
         5e-2,
         capability=(8, 0),
-        instead="fp16",
+        fallback="fp16",
     ),
 }
 """Precisions by the names used in profiles, flags and scripts."""
 
 
-def other_precisions(lacking: Sequence[str]) -> list[str]:
-    """Return the reduced precisions that remain when `lacking` are unsupported."""
-    return [name for name in PRECISIONS if name not in ("no", *lacking)]
+def other_precisions(unsupported: Sequence[str]) -> list[str]:
+    """Return the reduced precisions that are not in `unsupported`."""
+    return [name for name in PRECISIONS if name not in ("no", *unsupported)]
 
 
 DDP, FSDP, HSDP = "ddp", "fsdp", "hsdp"
@@ -40,7 +40,7 @@ SHARDED = (FSDP, HSDP)
 STRATEGIES = (DDP, FSDP, HSDP)
 AUTO = "auto"  # strategy: ddp; wrap: the repeated blocks
 
-SHARING = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload")
+SHARDING_SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload")
 """Settings that configure sharding."""
 
 

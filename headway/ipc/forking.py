@@ -11,14 +11,14 @@ from contextlib import suppress
 
 from headway.ipc import signals
 
-_FIXED_IN = {(3, 10): 15, (3, 11): 10}  # first patch releases with the fix
-_SETTLED_WITHIN_S = 0.05
+_FIRST_FIXED_PATCH = {(3, 10): 15, (3, 11): 10}  # first patch releases with the fix
+_IDLE_TIMEOUT_S = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
-_settles = False
+_is_registered = False
 
 
 def quiesce_before_fork() -> None:
@@ -29,25 +29,25 @@ def quiesce_before_fork() -> None:
     collective. Linux only; waits up to 50 ms for a busy thread.
     Source: https://github.com/python/cpython/issues/112275
     """
-    global _settles
-    if not _settles and sys.version_info[2] < _FIXED_IN.get(sys.version_info[:2], 0):
-        os.register_at_fork(before=_settle)
-    _settles = True
+    global _is_registered
+    if not _is_registered and sys.version_info[2] < _FIRST_FIXED_PATCH.get(sys.version_info[:2], 0):
+        os.register_at_fork(before=_wait_for_idle_threads)
+    _is_registered = True
 
 
-def _settle() -> None:
+def _wait_for_idle_threads() -> None:
     import threading
 
-    deadline = _monotonic() + _SETTLED_WITHIN_S
-    pythons = {str(getattr(thread, "native_id", None)) for thread in threading.enumerate()}
+    deadline = _monotonic() + _IDLE_TIMEOUT_S
+    own_ids = {str(getattr(thread, "native_id", None)) for thread in threading.enumerate()}
     # after a fork, `threading` has the parent's id for the main thread and may lack this thread
-    pythons |= {str(os.getpid()), str(threading.get_native_id())}
+    own_ids |= {str(os.getpid()), str(threading.get_native_id())}
     with suppress(OSError):  # not Linux
-        while _any_runs({*os.listdir("/proc/self/task")} - pythons) and _monotonic() < deadline:
+        while _any_running({*os.listdir("/proc/self/task")} - own_ids) and _monotonic() < deadline:
             _sleep(0.0002)
 
 
-def _any_runs(threads: set[str]) -> bool:
+def _any_running(threads: set[str]) -> bool:
     """Return whether any of these threads is running or runnable. Source: proc(5)."""
     for thread in threads:
         with suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
@@ -56,7 +56,7 @@ def _any_runs(threads: set[str]) -> bool:
     return False
 
 
-def init_forked(parent: int, streams: Sequence[int]) -> None:
+def init_child(parent: int, streams: Sequence[int]) -> None:
     """Set up a forked child: its own session, killed when its parent dies.
 
     `streams` become stdin, stdout and stderr.
@@ -101,7 +101,7 @@ def _prctl(option: int, value: int) -> bool:
     return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
 
 
-def wake_on_child_end() -> tuple[int, int]:
+def wake_on_child_exit() -> tuple[int, int]:
     """Return a pipe whose read end becomes readable when a child exits.
 
     The interpreter writes to the other end; see `signal.set_wakeup_fd`.

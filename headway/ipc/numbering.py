@@ -58,7 +58,7 @@ class Numbering(NamedTuple):
     size: str  # the variable with the number of processes or machines
     rank: str  # the variable with this process's or machine's index; empty: started only once
     what: str = PROCESS  # the numbered unit
-    is_joined: bool = True  # supported by `headway launch`
+    is_supported: bool = True  # supported by `headway launch`
     read: Callable[[str], int] = _number  # parses the value of `size`
     applies: Callable[[Environ], bool] = lambda _: True
     hosts: Callable[[str], str] | None = None  # returns host names from the value of `size`
@@ -84,15 +84,15 @@ NUMBERINGS: Mapping[str, Numbering] = {
     ),
     "mpi": Numbering("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "mvapich": Numbering(
-        "mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", is_joined=False
+        "mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", is_supported=False
     ),
     "pmi": Numbering(
         *("mpiexec of Intel MPI, MPICH or Cray PALS", "PMI_SIZE", "PMI_RANK"),
-        is_joined=False,
+        is_supported=False,
         applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # else set by srun
     ),
-    "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", is_joined=False),
-    "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", is_joined=False),
+    "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", is_supported=False),
+    "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", is_supported=False),
     "slurm": Numbering("srun", _STEP_SIZE, "SLURM_PROCID", applies=is_task),
     "skypilot": Numbering("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", MACHINE),
     "ranked": Numbering(
@@ -105,11 +105,11 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "kubernetes": Numbering("an indexed Job", "", "JOB_COMPLETION_INDEX", MACHINE),
     "aws_batch": Numbering(
         *("AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", MACHINE),
-        is_joined=False,
+        is_supported=False,
     ),
     "sagemaker": Numbering(
         *("SageMaker", "SM_HOSTS", "SM_CURRENT_HOST", MACHINE),
-        is_joined=False,
+        is_supported=False,
         read=lambda text: text.count(",") + 1,  # a JSON list of names
     ),
     "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, hosts=_in_file),

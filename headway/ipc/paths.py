@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-_OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
 
 
 def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -23,10 +23,10 @@ def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
     """
     if sys.platform == "darwin":
         return os.path.join(home(), "Library", "Application Support", "headway")
-    variable, usual = _OF_XDG[kind]
+    variable, default_folder = _XDG[kind]
     folder = environ.get(variable, "")
     if not os.path.isabs(folder):  # XDG: relative paths must be ignored
-        folder = os.path.join(home(), usual)
+        folder = os.path.join(home(), default_folder)
     return os.path.join(folder, "headway")
 
 
@@ -57,11 +57,11 @@ def is_absent(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+def open_regular(path: str | os.PathLike[str]) -> Iterator[int]:
     """Open a regular file for reading; OSError for a link, pipe, device or folder."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "it is a link")
-    handle = os.open(path, _OPENING)
+    handle = os.open(path, _OPEN_FLAGS)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is not a file")
@@ -84,8 +84,8 @@ def write_atomic(path: str, text: str) -> None:
 
 
 def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Return a file's bytes; OSError if `opened` rejects it or it is larger than `limit`."""
-    with opened(path) as handle, open(handle, "rb", closefd=False) as file:
+    """Return a file's bytes; OSError if `open_regular` rejects it or it is larger than `limit`."""
+    with open_regular(path) as handle, open(handle, "rb", closefd=False) as file:
         if os.fstat(handle).st_size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
         return file.read()

@@ -33,13 +33,13 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
     `init_process_group` gets the store from `rendezvous`, then creates the group with
     `_new_process_group_helper`.
     """
-    if getattr(c10d.rendezvous, "keeps_groups_apart", False):
+    if getattr(c10d.rendezvous, "has_prefixes", False):
         return
     find, make = c10d.rendezvous, c10d._new_process_group_helper
     formed, is_forming = 0, False
 
     @functools.wraps(find)
-    def find_apart(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+    def rendezvous_with_prefix(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         nonlocal is_forming
         if args[:1] == ("env://",) and port and (port_of_store() or port) != port:
             raise UsageError(
@@ -49,12 +49,12 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
                 fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
             )
         for store, rank, size in find(*args, **kwargs):
-            _join_as(rank, store)
+            _claim_rank(rank, store)
             is_forming = True
             yield c10d.PrefixStore(f"group_{formed}", store) if formed else store, rank, size
 
     @functools.wraps(make)
-    def make_and_count(*args: Any, **kwargs: Any) -> Any:
+    def create_and_count(*args: Any, **kwargs: Any) -> Any:
         nonlocal formed, is_forming
         process_progress().note_use(group=True)
         made = make(*args, **kwargs)
@@ -62,18 +62,18 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
         quiesce_before_fork()
         return made
 
-    find_apart.keeps_groups_apart = True  # type: ignore[attr-defined]
-    c10d.rendezvous = find_apart  # type: ignore[attr-defined]
-    c10d._new_process_group_helper = make_and_count  # type: ignore[attr-defined]
+    rendezvous_with_prefix.has_prefixes = True  # type: ignore[attr-defined]
+    c10d.rendezvous = rendezvous_with_prefix  # type: ignore[attr-defined]
+    c10d._new_process_group_helper = create_and_count  # type: ignore[attr-defined]
 
 
-def _join_as(rank: int, store: Any) -> None:
+def _claim_rank(rank: int, store: Any) -> None:
     """Raise UsageError if another process, such as this one's parent, already has this rank."""
-    key, own = f"headway/process/{rank}", place_of_process()
-    other = store.get(key).decode() if store.check([key]) else own
-    if other != own and has_exited(other) is False:
+    key, own = f"headway/process/{rank}", process_address()
+    owner = store.get(key).decode() if store.check([key]) else own
+    if owner != own and has_exited(owner) is False:
         raise UsageError(
-            f"rank {rank} is process {other.rpartition(':')[2]}, but process {os.getpid()} has the"
+            f"rank {rank} is process {owner.rpartition(':')[2]}, but process {os.getpid()} has the"
             " same RANK; a process started by a rank inherits it",
             where=f"environment RANK={rank}",
             fix="start it without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
@@ -81,7 +81,7 @@ def _join_as(rank: int, store: Any) -> None:
     store.set(key, own)
 
 
-def place_of_process() -> str:
+def process_address() -> str:
     """Return "MACHINE:PID"; MACHINE identifies the pid namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -94,7 +94,7 @@ def place_of_process() -> str:
 def has_exited(place: str) -> bool | None:
     """Return whether a process is known to have exited; None if it is on another machine."""
     machine, _, number = place.rpartition(":")
-    if machine != place_of_process().rpartition(":")[0]:
+    if machine != process_address().rpartition(":")[0]:
         return None
     try:
         os.kill(int(number), 0)
@@ -110,13 +110,13 @@ def read_groups() -> tuple[Group, ...]:
     members = _members_by_group()
     entered: dict[str, list[Collective]] = {name: [] for name in members}
     for group, collective in _flight_records():
-        those = entered.setdefault(group, [])
-        if those and collective.number < those[-1].number:  # another group reuses the name
-            those.clear()
-        those.append(collective)
+        entries = entered.setdefault(group, [])
+        if entries and collective.number < entries[-1].number:  # another group reuses the name
+            entries.clear()
+        entries.append(collective)
     return tuple(
-        Group(name, members.get(name), tuple(those[-_MAX_COLLECTIVES:]))
-        for name, those in entered.items()
+        Group(name, members.get(name), tuple(entries[-_MAX_COLLECTIVES:]))
+        for name, entries in entered.items()
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from headway.ipc.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
+from headway.ipc.records import FeatureUse, Figures, Heartbeat, OutputPath, ProgressSnapshot, Record
 from headway.ipc.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
 from headway.ipc.typed import encode
 
@@ -41,7 +41,7 @@ class Channel:
     def __init__(self, fd: int) -> None:
         self.fd, self._identity = fd, identity(fd)
         self._pid = os.getpid()
-        self._sending = _thread.RLock()  # not a Lock: the script's signal handler may send
+        self._lock = _thread.RLock()  # not a Lock: the script's signal handler may send
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +56,7 @@ class Channel:
         with suppress(Exception):  # the launcher exited, or the script replaced a function
             if self.is_open:
                 line = memoryview(encode(record))
-                with self._sending:  # a long record is written in parts
+                with self._lock:  # a long record is written in parts
                     while line:
                         line = line[_write(self.fd, line) :]
 
@@ -74,7 +74,7 @@ class Progress:
         clock: accumulates the time of each phase.
         listeners: called with the step figures about once a second.
         uses: the launcher's settings that the program has used so far.
-        kept: the last path of each kind of `Kept`.
+        kept: the last path of each kind of `OutputPath`.
         own_threads: threads of the runtime, omitted from reports.
         channel: the connection to the launcher; None without a launcher.
         has_own_seed: whether the script set a different seed on each rank.
@@ -83,7 +83,7 @@ class Progress:
 
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
-        *("_calls", "call_at", "uses", "kept", "own_threads", "channel", "_beat_at"),
+        *("_calls", "call_at", "feature_use", "output_paths", "own_threads", "channel", "_beat_at"),
         *("_figures", "_saved", "may_be_killed", "has_own_seed"),
     )
 
@@ -99,8 +99,8 @@ class Progress:
         self.listeners: list[Callable[[Figures], None]] = []
         self._calls: MutableMapping[object, Callable[[], float]] = WeakKeyDictionary()
         self.call_at = float("inf")
-        self.uses = Uses()
-        self.kept: dict[str, str] = {}
+        self.feature_use = FeatureUse()
+        self.output_paths: dict[str, str] = {}
         self.own_threads: set[int] = set()
         self.channel: Channel | None = None
         self.may_be_killed: Callable[[], bool] = bool
@@ -212,13 +212,13 @@ class Progress:
         return self._call in _SAVING or any(writers)
 
     def note_use(self, **used: Any) -> None:
-        self.uses = self.uses._replace(**used)
+        self.feature_use = self.feature_use._replace(**used)
 
-    def note_kept(self, what: str, path: str) -> None:
+    def note_output_path(self, what: str, path: str) -> None:
         path = os.path.abspath(path)
-        if self.kept.get(what) != path:
-            self.kept[what] = path
-            self.send(Kept(what, path))
+        if self.output_paths.get(what) != path:
+            self.output_paths[what] = path
+            self.send(OutputPath(what, path))
 
     # ------------------------------------------------------------------ reports
 
@@ -228,7 +228,7 @@ class Progress:
             self._report(figures)
         step, saved_s = self._saved
         if self._figures is not None and step == self.step:
-            self._report(self._figures.moved_to(step, self.loss)._replace(save_s=saved_s))
+            self._report(self._figures.empty_at(step, self.loss)._replace(save_s=saved_s))
             self._saved = (0, 0.0)
 
     def _report_figures(self) -> None:
@@ -255,7 +255,7 @@ class Progress:
         self.send(Heartbeat(self.snapshot()))
 
 
-_of_this_process = Progress()
+_progress = Progress()
 
 
 def process_progress() -> Progress:
@@ -264,4 +264,4 @@ def process_progress() -> Progress:
     The rank connects it to the launcher before the script starts. Torch hooks, library callbacks
     and functions without an Accelerator use it.
     """
-    return _of_this_process
+    return _progress

@@ -21,8 +21,8 @@ REPEATED = 76
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
 """Accelerator methods that wait for all ranks; each is shown as a phase while it runs."""
 
-_LONGEST_NAME = 200  # characters of an exception's class in a message
-_LONGEST_LINE = 2**24  # bytes; a longer line is invalid
+_MAX_NAME = 200  # characters of an exception's class in a message
+_MAX_LINE = 2**24  # bytes; a longer line is invalid
 
 
 class Frame(NamedTuple):
@@ -42,7 +42,7 @@ class Collective(NamedTuple):
     entered_at: float  # seconds since the epoch
 
 
-OF_HEADWAY = "headway"
+HEADWAY_GROUP = "headway"
 """Name of the group whose collectives are the runtime's own calls that wait for all ranks."""
 
 
@@ -59,7 +59,7 @@ class Group(NamedTuple):
         return max((call.number for call in self.collectives), default=0)
 
     @property
-    def waits_for(self) -> int | None:
+    def first_pending(self) -> int | None:
         """Number of the first incomplete collective, or None."""
         return min((call.number for call in self.collectives if not call.is_done), default=None)
 
@@ -82,14 +82,14 @@ class RankReady(NamedTuple):
 class WillSave(NamedTuple):
     """Whether the rank will save after its step and exit when it is asked to stop."""
 
-    is_so: bool = True
+    is_enabled: bool = True
 
 
 PROJECT, CHECKPOINTS, METRICS, LOGS = "project", "checkpoints", "metrics", "logs"
-"""Kinds of `Kept` paths."""
+"""Kinds of `OutputPath`."""
 
 
-class Kept(NamedTuple):
+class OutputPath(NamedTuple):
     """The path of the run's project, checkpoints, metrics or logs."""
 
     what: str  # PROJECT, CHECKPOINTS, METRICS (a file of the jsonl tracker) or LOGS
@@ -122,11 +122,11 @@ class Figures(NamedTuple):
     stolen_s: float = 0.0  # part of `seconds` spent runnable without a core; 0: unknown
 
     @property
-    def counts_training(self) -> bool:
+    def has_global_steps(self) -> bool:
         """Whether steps are numbered over the whole training instead of in this process only."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
-    def moved_to(self, step: int, loss: float | None) -> Figures:
+    def empty_at(self, step: int, loss: float | None) -> Figures:
         """Return a record of zero steps at the given position."""
         spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
         none: dict[str, Any] = dict.fromkeys(spent, 0.0)
@@ -169,10 +169,10 @@ class Crash(NamedTuple):
     @property
     def name(self) -> str:
         """The exception's class, for a message."""
-        return shown(self.kind[:_LONGEST_NAME])
+        return shown(self.kind[:_MAX_NAME])
 
 
-class Uses(NamedTuple):
+class FeatureUse(NamedTuple):
     """Which of the launcher's settings a rank's program has used."""
 
     accelerator: bool = False  # created an Accelerator
@@ -190,28 +190,28 @@ class ScriptEnd(NamedTuple):
     message: str = ""  # the text of sys.exit("text")
     exited_at: Frame | None = None  # the sys.exit call; None: end of the script
     groups: tuple[Group, ...] = ()
-    uses: Uses | None = None
+    feature_use: FeatureUse | None = None
 
 
-class Serving(NamedTuple):
+class ServerReady(NamedTuple):
     """The fork server has started."""
 
     pid: int
 
 
-class Started(NamedTuple):
+class ProcessStart(NamedTuple):
     """The fork server has started a rank."""
 
     pid: int
 
 
-class NotStarted(NamedTuple):
+class StartFailed(NamedTuple):
     """The fork server could not start a rank."""
 
     errno: int
 
 
-class Ended(NamedTuple):
+class ProcessExit(NamedTuple):
     """A rank's process has exited; sent by the fork server."""
 
     pid: int
@@ -220,8 +220,8 @@ class Ended(NamedTuple):
     leftovers: bool  # all ranks have exited, but a process that they started is still running
 
 
-Record = (RankReady | WillSave | Kept | Heartbeat | Figures | StatusReply | Crash | ScriptEnd) | (
-    Serving | Started | NotStarted | Ended
+Record = (RankReady | WillSave | OutputPath | Heartbeat | Figures | StatusReply | Crash) | (
+    ScriptEnd | ServerReady | ProcessStart | StartFailed | ProcessExit
 )
 
 _RECORDS = kinds_of(*get_args(Record))
@@ -237,7 +237,7 @@ class RecordReader:
     """Parses the data of a status channel into records."""
 
     def __init__(self) -> None:
-        self._lines = Lines(_LONGEST_LINE)
+        self._lines = Lines(_MAX_LINE)
 
     def read(self, data: bytes) -> Iterator[Record | InvalidRecord]:
         """Yield the records and invalid lines that `data` completes."""

@@ -25,7 +25,7 @@ RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
 """A process id, a colon and the folder of the record to which the process writes its exit."""
 CPUS_VARIABLE = "HEADWAY_CPUS"
 """For the process that starts the ranks: the cores of one rank, in Linux's list format."""
-VERSION = 4
+VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """Values of `resume` for the newest checkpoint: it must exist, or it is optional."""
 DEVICES = (*sorted((*KINDS, "gpu")),)

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
-_SHORTEST = 8  # characters of a value to search for in output
+_MIN_LENGTH = 8  # characters of a value to search for in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
 """Words of a name that mark a secret: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
 
-_ENDS = (
+_SUFFIXES = (
     *("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase"),
     *("credential", "credentials", "apikey", "privatekey", "accesskey"),
 )
@@ -22,11 +22,11 @@ _ENDS = (
 
 _NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
 
-_USER_OF_URL = r"(?<=://)[^/@\s]+(?=@)"
+_URL_CREDENTIALS = r"(?<=://)[^/@\s]+(?=@)"
 """The part of a URL that may contain a password or token: https://user:password@host."""
 
 
-_ASSIGNED = (
+_ASSIGNMENT = (
     r"""(?<![\w.])([A-Za-z_][\w.-]{0,80})(["']?\s?[:=]\s?)"""
     r"""(?:(["'])[^"'\n]{8,}(?=["'])|(?<=[A-Z]=)()[^\s"'(]{8,})"""
 )
@@ -37,16 +37,16 @@ def is_secret(name: str) -> bool:
     """Return whether a variable or flag of this name probably contains a secret."""
     if name in _NOT_SECRET:
         return False
-    apart = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
-    words = re.split(r"[^a-z]+", apart.lower())
-    return any(word in _WORDS or word.endswith(_ENDS) for word in words)
+    snake_case = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
+    words = re.split(r"[^a-z]+", snake_case.lower())
+    return any(word in _WORDS or word.endswith(_SUFFIXES) for word in words)
 
 
 def masked(name: str, value: str) -> str:
     """Return `value` with MASK in place of a secret (by `name`) or the user part of a URL."""
     if value and is_secret(name):
         return MASK
-    return re.sub(_USER_OF_URL, MASK, value) if "://" in value else value
+    return re.sub(_URL_CREDENTIALS, MASK, value) if "://" in value else value
 
 
 def masked_map(variables: Mapping[str, str]) -> dict[str, str]:
@@ -58,32 +58,32 @@ def masked_pairs(words: Iterable[str]) -> list[str]:
 
     A word without a name may continue the previous value and is masked like it.
     """
-    shown: list[str] = []
+    masked_words: list[str] = []
     name = ""
     for word in words:
         if "=" not in word:
-            shown.append(masked(name, word))
+            masked_words.append(masked(name, word))
             name = name or word
             continue
         name, _, value = word.partition("=")
-        shown.append(f"{name}={masked(name, value)}")
-    return shown
+        masked_words.append(f"{name}={masked(name, value)}")
+    return masked_words
 
 
 def masked_command(words: Iterable[str]) -> list[str]:
     """Return the words of a command with secret values masked, including --env=A_KEY=1."""
-    shown: list[str] = []
+    masked_words: list[str] = []
     flag = ""  # the flag that the next word may belong to
     for word in words:
         name, equals, value = word.partition("=")
         if equals and not is_secret(name):
-            shown.append(f"{name}={masked_pairs([value])[0]}")
+            masked_words.append(f"{name}={masked_pairs([value])[0]}")
         elif equals:
-            shown.append(f"{name}={MASK}")
+            masked_words.append(f"{name}={MASK}")
         else:
-            shown.append(masked("" if word.startswith("-") else flag, word))
+            masked_words.append(masked("" if word.startswith("-") else flag, word))
         flag = word if word.startswith("-") and not equals else ""
-    return shown
+    return masked_words
 
 
 def masked_line(pairs: str) -> str:
@@ -94,8 +94,8 @@ def masked_line(pairs: str) -> str:
         words = shlex.split(pairs)
     except ValueError:  # unclosed quote
         return MASK
-    shown = masked_pairs(words)
-    return pairs if shown == words else shlex.join(shown)
+    masked_words = masked_pairs(words)
+    return pairs if masked_words == words else shlex.join(masked_words)
 
 
 def masked_text(text: str) -> str:
@@ -104,17 +104,17 @@ def masked_text(text: str) -> str:
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
 
-    return re.sub(_USER_OF_URL, MASK, re.sub(_ASSIGNED, mask, text))
+    return re.sub(_URL_CREDENTIALS, MASK, re.sub(_ASSIGNMENT, mask, text))
 
 
 def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     """Return the secrets in variables and in the words of a command, longest first."""
     found = [value for name, value in variables.items() if is_secret(name)]
-    for word, shown in zip(words, masked_command(words), strict=True):
-        before, mask, after = shown.partition(MASK)
+    for word, masked_word in zip(words, masked_command(words), strict=True):
+        before, mask, after = masked_word.partition(MASK)
         if mask:
             found.append(word[len(before) : len(word) - len(after)])
-    return sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
+    return sorted((secret for secret in found if len(secret) >= _MIN_LENGTH), key=len, reverse=True)
 
 
 def masked_output(text: str, secrets: Iterable[str]) -> str:

@@ -33,8 +33,8 @@ A backward pass is split in two phases if the time of its last gradient is known
 """
 
 _EVERY_S = 1.0
-_MOST_MARKS = 4096  # per step timed on a device
-_WAITED = "/proc/thread-self/schedstat"
+_MAX_MARKS = 4096  # per step timed on a device
+_SCHEDSTAT = "/proc/thread-self/schedstat"
 _now = time.perf_counter  # a script may replace it
 
 
@@ -66,14 +66,14 @@ class Tally:
         self.samples += samples
 
 
-class _Queued(NamedTuple):
+class _QueuedStep(NamedTuple):
     number: int
     samples: int
     marks: list[tuple[int, Event]]  # phases and their end events; the first starts the step
     then: Callable[[], None] | None  # called once the device has finished the step
 
 
-class QueueTimes:
+class DeviceTimer:
     """Device time per phase, measured with events between the phases in the device's queue.
 
     Idle time of the device counts for the phase in which it waits. Only finished steps are read,
@@ -90,13 +90,13 @@ class QueueTimes:
         self._unused: list[Event] = []
         self._marks: list[tuple[int, Event]] = []  # of the running step; empty: not timed
         self._then: Callable[[], None] | None = None
-        self._queued: deque[_Queued] = deque()
+        self._queued: deque[_QueuedStep] = deque()
 
     def mark(self, phase: int) -> None:
         """Count the device time since the last mark of this step for `phase`."""
         if self._marks:
             event = self._put()
-            if event is None or len(self._marks) == _MOST_MARKS:
+            if event is None or len(self._marks) == _MAX_MARKS:
                 self._marks = []
             else:
                 self._marks.append((phase, event))
@@ -106,7 +106,7 @@ class QueueTimes:
         marks, then, self._then = self._marks, self._then, None
         begin = marks[-1][1] if marks else self._put()
         if marks:
-            self._queued.append(_Queued(number, samples, marks, then))
+            self._queued.append(_QueuedStep(number, samples, marks, then))
             with suppress(RuntimeError):  # device failure, as in `_put`
                 while self._queued and self._queued[0].marks[-1][1].query():
                     self._finish(self._queued.popleft(), tally)
@@ -126,11 +126,11 @@ class QueueTimes:
         except RuntimeError:  # device failure, which the script's next call will report
             return None
 
-    def _finish(self, step: _Queued, tally: Tally) -> None:
+    def _finish(self, step: _QueuedStep, tally: Tally) -> None:
         tally.end_step(step.number, step.samples)
         for (_, begin), (phase, end) in pairwise(step.marks):
-            taken_s = begin.elapsed_time(end) / 1e3
-            tally.spent[phase] += max(taken_s, 0.0)  # streams may be out of order
+            elapsed_s = begin.elapsed_time(end) / 1e3
+            tally.spent[phase] += max(elapsed_s, 0.0)  # streams may be out of order
             self._unused.append(begin)
         if step.then is not None:
             step.then()
@@ -150,7 +150,7 @@ class StepClock:
         self.phase, self.mark = SCRIPT, _now()
         self.due_at = 0.0  # time of the next record
         self.device: Any = None  # the `torch.device` of the training, once known
-        self.queue: QueueTimes | None = None  # for a device with timing events
+        self.queue: DeviceTimer | None = None  # for a device with timing events
         self.num_workers: int | None = None  # of the loader that yielded the last batch
         self.batch_samples = 0  # samples of the last batch on this rank
         self.num_samples = 0  # samples used by backward passes in this step
@@ -163,7 +163,7 @@ class StepClock:
         self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
-        self.queue = QueueTimes(record) if record is not None else None
+        self.queue = DeviceTimer(record) if record is not None else None
 
     def enter(self, phase: int) -> None:
         """Switch to `phase`."""
@@ -258,7 +258,7 @@ def _waited_s() -> float:
     Other processes used the core, or the CPU quota of the cgroup was exhausted.
     Source: the kernel's sched-stats.rst.
     """
-    return _number_in(_WAITED, 1) / 1e9
+    return _number_in(_SCHEDSTAT, 1) / 1e9
 
 
 def _number_in(path: str, index: int) -> int:

@@ -18,7 +18,7 @@ _LARGEST = 2**1023
 _dumps, _loads = json.dumps, json.loads  # a script may replace them
 
 
-class Misfit(ValueError):
+class SchemaError(ValueError):
     """A value does not match its declared type.
 
     `place` is the path of keys to it (gpus[0].uuid); `reason` is a predicate without a subject.
@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def read(kind: type[T], data: Any, *, place: str = "") -> T:
-    """Convert parsed JSON to a `kind`, or raise Misfit.
+    """Convert parsed JSON to a `kind`, or raise SchemaError.
 
     `kind` is a NamedTuple with fields that are plain values, enumerations (by name), other
     NamedTuples, tuples or maps of these, or None where declared. `place` is the path of keys to
@@ -64,17 +64,17 @@ def _read(kind: Any, data: Any, place: str) -> Any:
         return _read_items(get_args(kind), data, place)
     if origin is not None:  # Mapping[str, X]
         if type(data) is not dict:
-            raise Misfit(place, "is not a map")
+            raise SchemaError(place, "is not a map")
         inner = get_args(kind)[1]
         return {name: _read(inner, item, f"{place}[{name!r}]") for name, item in data.items()}
     if hasattr(kind, "__members__"):
         if data not in kind.__members__:
-            raise Misfit(place, f"is {shown(data)}, not one of {', '.join(kind.__members__)}")
+            raise SchemaError(place, f"is {shown(data)}, not one of {', '.join(kind.__members__)}")
         return kind[data]
     if type(data) is not kind and not (kind is float and type(data) is int):
-        raise Misfit(place, f"is {shown(data)}, not of type {kind.__name__}")
+        raise SchemaError(place, f"is {shown(data)}, not of type {kind.__name__}")
     if type(data) is int and kind is float and abs(data) > _LARGEST:
-        raise Misfit(place, f"is {shown(data)}, which is too large")
+        raise SchemaError(place, f"is {shown(data)}, which is too large")
     return kind(data)
 
 
@@ -88,15 +88,15 @@ def _read_fields(kind: Any, data: Any, place: str) -> Any:
     types = types_of(kind)
     if type(data) is list:
         if len(data) != len(types):
-            raise Misfit(place, f"has {len(data)} values, not {len(types)}")
+            raise SchemaError(place, f"has {len(data)} values, not {len(types)}")
         data = dict(zip(types, data, strict=True))
     if type(data) is not dict:
-        raise Misfit(place, "is not an object")
+        raise SchemaError(place, "is not an object")
     unknown = data.keys() - types.keys()
     missing = types.keys() - data.keys() - kind._field_defaults.keys()
     for names, wrong in ((unknown, "unknown"), (missing, "missing")):
         if names:
-            raise Misfit(place, f"has {wrong} fields: {', '.join(sorted(names))}")
+            raise SchemaError(place, f"has {wrong} fields: {', '.join(sorted(names))}")
     prefix = f"{place}." if place else ""
     values = {name: _read(types[name], value, prefix + name) for name, value in data.items()}
     return kind(**values)
@@ -104,13 +104,13 @@ def _read_fields(kind: Any, data: Any, place: str) -> Any:
 
 def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
     if type(data) is not list:
-        raise Misfit(place, "is not a list")
+        raise SchemaError(place, "is not a list")
     if kinds[-1] is Ellipsis:
         if kinds[0] in (int, str) and {*map(type, data)} == {kinds[0]}:
             return tuple(data)
         kinds = kinds[:1] * len(data)
     if len(kinds) != len(data):
-        raise Misfit(place, f"has {len(data)} entries, not {len(kinds)}")
+        raise SchemaError(place, f"has {len(data)} entries, not {len(kinds)}")
     return tuple(
         _read(kind, item, f"{place}[{index}]")
         for index, (kind, item) in enumerate(zip(kinds, data, strict=True))

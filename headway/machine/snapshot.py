@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.ipc.typed import Misfit, plain, read
+from headway.ipc.typed import SchemaError, plain, read
 from headway.machine.facts import Machine
 
 VERSION = 1
@@ -25,7 +25,7 @@ def load_machine(path: str) -> Machine:
             return _read(json.loads(file.read(MAX_BYTES)))
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    except Misfit as invalid:
+    except SchemaError as invalid:
         key = invalid.place
         reason = f"is not a valid machine snapshot: {key or 'it'} {invalid.reason}"
     except (ValueError, RecursionError) as error:
@@ -41,8 +41,8 @@ def _read(data: Any) -> Machine:
     if isinstance(data, dict) and "machine" in data:  # written by `headway doctor --json`
         data = data["machine"]
     if not isinstance(data, dict) or "version" not in data:
-        raise Misfit("", "is not an object with a version")
+        raise SchemaError("", "is not an object with a version")
     version = data.pop("version")
     if type(version) is not int or version != VERSION:
-        raise Misfit("version", f"is {version!r}, but this Headway reads version {VERSION}")
+        raise SchemaError("version", f"is {version!r}, but this Headway reads version {VERSION}")
     return read(Machine, data)

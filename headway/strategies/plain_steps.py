@@ -32,14 +32,14 @@ class PlainSteps:
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Record the end of an optimizer's step; compiled optimizers are not counted."""
         progress = self._progress
-        if torch.compiler.is_compiling() or progress.uses.accelerator:
+        if torch.compiler.is_compiling() or progress.feature_use.accelerator:
             return
         if progress.clock.device is None:
             groups = optimizer.param_groups
             devices = (p.device for group in groups for p in group["params"])
             device = next(devices, torch.device("cpu"))
             progress.clock.watch_device(kind_of(device.type), device)
-        if progress.uses.stopping:  # the Trainer that saves also reports its steps
+        if progress.feature_use.stopping:  # the Trainer that saves also reports its steps
             return
         if self._have_stepped and id(optimizer) not in self._have_stepped:
             self._have_stepped.add(id(optimizer))

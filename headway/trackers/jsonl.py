@@ -73,7 +73,7 @@ class JsonlTracker(GeneralTracker):
         if self._file is None:
             self._file = _create(folder)
         self.run_id = self.path.stem
-        process_progress().note_kept(METRICS, str(self.path))
+        process_progress().note_output_path(METRICS, str(self.path))
 
     def _continue_in(self, folder: Path, name: str) -> None:
         path = folder / name

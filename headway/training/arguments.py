@@ -11,7 +11,7 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
 from headway.distributed.handler import KwargsHandler, check_choice, check_range
 from headway.errors import UsageError, did_you_mean
-from headway.ipc.choices import AUTO, PRECISIONS, SHARING, STRATEGIES, read_wrap
+from headway.ipc.choices import AUTO, PRECISIONS, SHARDING_SETTINGS, STRATEGIES, read_wrap
 from headway.ipc.origin import DEFAULT, Layer
 from headway.ipc.run_contract import DEVICES, RunContract
 from headway.precision.precision import Precision
@@ -138,7 +138,7 @@ def merge_sharing(arguments: Arguments) -> dict[str, Any]:
         fix = "pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy"
         check_choice("Accelerator", (AUTO, *STRATEGIES), fix, strategy=strategy)
     check_range("Accelerator", 2, shard_size=arguments.shard_size)
-    said = {name: getattr(arguments, name) for name in SHARING}
+    said = {name: getattr(arguments, name) for name in SHARDING_SETTINGS}
     said["wrap"] = _wrap(arguments.wrap)
     if arguments.fsdp_plugin is None:
         return said

@@ -13,7 +13,7 @@ from headway.distributed.handler import Handlers, check_range
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
-from headway.ipc.choices import SHARDED, SHARING
+from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import read_run
@@ -102,7 +102,7 @@ def connect(given: Arguments) -> Connected:
             dynamo=dynamo,
             forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
             progress=progress,
-            **{name: getattr(run, name) for name in SHARING if name != "strategy"},
+            **{name: getattr(run, name) for name in SHARDING_SETTINGS if name != "strategy"},
         ),
     )
     data = merged_configuration(
@@ -146,7 +146,7 @@ def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None
     settings, world, progress = connected.settings, connected.world, connected.training.progress
     progress.note_use(accelerator=True)
     if (folder := connected.project.project_dir) is not None:
-        progress.note_kept(PROJECT, os.fspath(folder))
+        progress.note_output_path(PROJECT, os.fspath(folder))
     own.join(progress)
     progress.clock.watch_device(kind_of(world.device.type), world.device)
     if not world.is_main:
@@ -163,7 +163,7 @@ def _log_if_unused(resume: str | None, time_limit: int | None, progress: Progres
     """Log unused settings at the end of a successful script, unless the launcher does so."""
     if getattr(sys, "last_type", None) is not None or progress.is_connected:
         return
-    if resume is not None and not progress.uses.resuming:
+    if resume is not None and not progress.feature_use.resuming:
         log_once(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
-    if time_limit is not None and not progress.uses.stopping:
+    if time_limit is not None and not progress.feature_use.stopping:
         log_once(f"note: time_limit={time_limit} had no effect: the script used neither {_STOP}")

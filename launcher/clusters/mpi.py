@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from headway.ipc.numbering import NUMBERINGS
 from headway.ipc.run_contract import Ranks
-from headway.launcher.clusters.row import Cluster, Environ, origin_of, port_from, unreadable
+from headway.launcher.clusters.kinds import ClusterKind, Environ, origin_of, port_from, unreadable
 from headway.settings.profile import Entries, Entry
 
 _SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
@@ -29,12 +29,12 @@ _NAME = "libpmix.so.2"
 
 def _derive(environ: Environ) -> Entries:
     try:
-        return _place(environ)
+        return _settings_of(environ)
     except (ValueError, KeyError, OSError) as error:
         return unreadable(_SIZE, "cannot read the hosts from mpirun", error)
 
 
-def _place(environ: Environ) -> Entries:
+def _settings_of(environ: Environ) -> Entries:
     size = int(environ[_SIZE])
     if size == 1:
         return {"num_machines": Entry("1", origin_of(_SIZE))}
@@ -70,13 +70,13 @@ def _task(environ: Environ) -> Ranks | None:
     return Ranks(int(environ[_RANK]), int(environ[_LOCAL_RANK]), size, local_size)
 
 
-MPI = Cluster(
+MPI = ClusterKind(
     "mpi",
     lambda environ: _SIZE in environ,
     {},
     _derive,
     _task,
-    hides=("slurm", "kubernetes"),  # their variables describe the process that mpirun runs in
+    overrides=("slurm", "kubernetes"),  # their variables describe the process that mpirun runs in
 )
 
 

@@ -13,10 +13,10 @@ from shutil import which
 from typing import NamedTuple, NoReturn
 
 from headway.errors import ConfigError, LaunchError
-from headway.ipc.numbering import NUMBERINGS, STEP_VARIABLE, is_numbered_step, is_task
+from headway.ipc.numbering import NUMBERINGS, STEP_VARIABLE, Environ, is_numbered_step, is_task
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.ipc.stderr import flush_streams
-from headway.launcher.clusters.row import Cluster, Environ, faulty, origin_of, port_from, unreadable
+from headway.launcher.clusters.kinds import ClusterKind, invalid, origin_of, port_from, unreadable
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
@@ -103,9 +103,9 @@ def _derive(environ: Environ) -> Entries:
     if environ.get(_COMPONENTS, "1") != "1":
         what = "heterogeneous SLURM jobs are not supported"
         fix = "submit a job with one component, or pass --cluster none"
-        return faulty(_COMPONENTS, what, fix)
+        return invalid(_COMPONENTS, what, fix)
     try:
-        return _of_step(environ) if is_task(environ) else _of_job(environ)
+        return _step_settings(environ) if is_task(environ) else _job_settings(environ)
     except (ValueError, KeyError, IndexError) as error:
         has_one_node = not set(environ[_JOB_NODES]) & {*"[],"}
         is_alone = has_one_node and NUMBERINGS["slurm"].count(environ) <= 1
@@ -114,7 +114,7 @@ def _derive(environ: Environ) -> Entries:
         return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
 
 
-def _of_job(environ: Environ) -> Entries:
+def _job_settings(environ: Environ) -> Entries:
     """Return the settings from the job's variables, outside of any step."""
     allocation = allocation_of(environ)
     entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
@@ -128,7 +128,7 @@ def requested_tasks(environ: Environ) -> str:
     return environ.get("SLURM_TASKS_PER_NODE", "") if "SLURM_NTASKS" in environ else ""
 
 
-def _of_step(environ: Environ) -> Entries:
+def _step_settings(environ: Environ) -> Entries:
     step = f"{environ[JOB_VARIABLE]}.{environ[STEP_VARIABLE]}"
     entries = {
         "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], origin_of("SLURM_STEP_NUM_NODES")),
@@ -141,9 +141,9 @@ def _of_step(environ: Environ) -> Entries:
         count = Entry(str(task.local_world_size), origin_of(_STEP_TASKS))
         return {**entries, "num_processes": count}
     job, _, tasks = environ.get(ALLOCATION_VARIABLE, "").partition(":")
-    asked = _processes(tasks, _index(environ)) if job == environ[JOB_VARIABLE] else {}
+    requested = _processes(tasks, _index(environ)) if job == environ[JOB_VARIABLE] else {}
     only_one = ("main_address", "main_port") if environ["SLURM_STEP_NUM_NODES"] == "1" else ()
-    return {name: entry for name, entry in {**entries, **asked}.items() if name not in only_one}
+    return {name: entry for name, entry in {**entries, **requested}.items() if name not in only_one}
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
@@ -173,7 +173,7 @@ def _index(environ: Environ) -> int:
     return read_nodelist(environ[_STEP_NODES]).index(environ["SLURMD_NODENAME"])
 
 
-SLURM = Cluster(
+SLURM = ClusterKind(
     "slurm",
     lambda environ: JOB_VARIABLE in environ and _JOB_NODES in environ,
     {},
@@ -184,7 +184,7 @@ SLURM = Cluster(
 
 
 _PLACE = ("machine_rank", "main_address")
-_OF_STEPS = (
+_STEP_OPTIONS = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
     *("SLURM_GPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_PTY_", "SLURM_CPU_BIND"),
 )
@@ -210,15 +210,15 @@ def step_of(
     Raises ConfigError if the job has fewer machines than requested, and LaunchError if this process
     is in a step whose variables are missing.
     """
-    is_by_hand = any(settings.are_user_set(name) for name in _PLACE)
-    if settings.cluster != SLURM.name or is_task(environ) or is_by_hand:
+    is_manual = any(settings.are_user_set(name) for name in _PLACE)
+    if settings.cluster != SLURM.name or is_task(environ) or is_manual:
         return None
     allocation = allocation_of(environ)
     machines = settings.num_machines
-    is_kept_here = settings.are_user_set("num_machines") and machines == 1
+    is_single_machine = settings.are_user_set("num_machines") and machines == 1
     has_srun = _CPUS in environ and which("srun", path=environ.get("PATH")) is not None
     is_enough = has_terminal or not has_srun
-    if is_kept_here or (machines == 1 and allocation.is_here and is_enough):
+    if is_single_machine or (machines == 1 and allocation.is_here and is_enough):
         return None
     job = environ[JOB_VARIABLE]
     if KEY_VARIABLE in environ and environ.get(ALLOCATION_VARIABLE, "").startswith(f"{job}:"):
@@ -227,10 +227,10 @@ def step_of(
             where=f"{ALLOCATION_VARIABLE}={environ[ALLOCATION_VARIABLE]}, without SLURM_STEP_ID",
             fix="do not unset SLURM's variables in the job, or pass --cluster none",
         )
-    _check_number(allocation, settings)
+    _check_num_machines(allocation, settings)
     words = [*launch] if ":" not in launch else ["sh", "-c", f"exec {shlex.join(launch)}"]
     return Step(
-        command=(*_srun(allocation, machines, _fewest_cpus(environ)), *words),
+        command=(*_srun_command(allocation, machines, _fewest_cpus(environ)), *words),
         environment=_environment(environ),
         job=job,
         num_machines=machines,
@@ -252,7 +252,7 @@ def run_step(step: Step) -> NoReturn:
         ) from None
 
 
-def _check_number(allocation: Allocation, settings: Settings) -> None:
+def _check_num_machines(allocation: Allocation, settings: Settings) -> None:
     available, requested = len(allocation.nodes), settings.num_machines
     if requested > available:
         raise ConfigError(
@@ -275,7 +275,7 @@ def _fewest_cpus(environ: Environ) -> int:
         ) from None
 
 
-def _srun(allocation: Allocation, machines: int, cpus: int) -> list[str]:
+def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]:
     """Return the srun command: one task per machine, with all of the job's CPUs there.
 
     The launchers stop each other; srun must not kill those whose ranks are still saving. Other
@@ -291,7 +291,7 @@ def _srun(allocation: Allocation, machines: int, cpus: int) -> list[str]:
 
 def _environment(environ: Environ) -> dict[str, str]:
     """Return the environment of the step, with a key that only its launchers share."""
-    inherited = {name: text for name, text in environ.items() if not name.startswith(_OF_STEPS)}
+    inherited = {name: text for name, text in environ.items() if not name.startswith(_STEP_OPTIONS)}
     return {
         KEY_VARIABLE: secrets.token_hex(32),
         **inherited,

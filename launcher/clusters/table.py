@@ -11,7 +11,7 @@ from headway.devices.table import OF_CLUSTERS, extensions
 from headway.errors import Code, Problem
 from headway.ipc.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
 from headway.launcher.clusters.mpi import MPI
-from headway.launcher.clusters.row import Cluster, Environ, faulty, origin_of, unreadable
+from headway.launcher.clusters.kinds import ClusterKind, Environ, invalid, origin_of, unreadable
 from headway.launcher.clusters.slurm import SLURM
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import NOTHING
@@ -49,19 +49,19 @@ def _ranked(environ: Environ) -> Entries:
         f"pass --num-machines {size} --machine-rank {rank} if they number machines; "
         "--cluster none for a run on this machine alone"
     )
-    return faulty("RANK, WORLD_SIZE", what, fix)
+    return invalid("RANK, WORLD_SIZE", what, fix)
 
 
-SKYPILOT = Cluster(
+SKYPILOT = ClusterKind(
     "skypilot",
     lambda environ: _SKYPILOT.size in environ,
     {"num_machines": _SKYPILOT.size, "machine_rank": _SKYPILOT.rank},
     _skypilot,
 )
-KUBERNETES = Cluster(  # the manifest sets machines and address, as HEADWAY_*
+KUBERNETES = ClusterKind(  # the manifest sets machines and address, as HEADWAY_*
     "kubernetes", lambda environ: _INDEX in environ, {"machine_rank": _INDEX}, lambda _: {}
 )
-RANKED = Cluster(
+RANKED = ClusterKind(
     "ranked",
     lambda environ: NUMBERINGS["ranked"].count(environ) > 1,
     {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"},
@@ -98,17 +98,17 @@ def _endpoint(environ: Environ) -> Entries:
     return {**entries, "main_port": Entry(port, origin_of(_ENDPOINT))} if colon else entries
 
 
-TORCHRUN = Cluster(
+TORCHRUN = ClusterKind(
     "torchrun",
     lambda environ: (
         not environ.keys().isdisjoint((_NNODES, _NPROC, _ENDPOINT, *_VARIABLES.values()))
     ),
     _VARIABLES,
     _derive,
-    hides=("kubernetes",),
+    overrides=("kubernetes",),
 )
 
-CLUSTERS: Sequence[Cluster] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
+CLUSTERS: Sequence[ClusterKind] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
 """The first detected row applies."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
@@ -118,18 +118,19 @@ _COMPARED = ("num_machines", "machine_rank")
 """Settings on which clusters must agree; the same address can have several names."""
 
 
-def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
+def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
     """Return the settings of the first row that matches, with the variables as origins.
 
-    `wanted` is the cluster that the user named, or `auto`; `is_typed`: they set num_machines too.
+    `wanted` is the cluster that the user named, or `auto`; `sets_num_machines` is whether the user
+    set num_machines.
     """
     if wanted != AUTO:
         row = row_of(wanted)
-        here = [row] if row.is_here(environ) else []
+        here = [row] if row.is_detected(environ) else []
         if not here:
             return {"cluster": _missing(wanted)}
     else:
-        here = [row for row in CLUSTERS if row.is_here(environ)]
+        here = [row for row in CLUSTERS if row.is_detected(environ)]
         if refused := _refused(environ):
             return refused
     if not here:
@@ -137,21 +138,21 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
     first = here[0]
     entries = _entries(first, environ)
     is_number = entries.keys() == {"machine_rank"}  # any indexed job has it
-    if not entries or (is_number and not is_typed):
+    if not entries or (is_number and not sets_num_machines):
         return NOTHING
-    others = [row for row in here[1:] if row.name not in (*first.hides, RANKED.name)]
+    others = [row for row in here[1:] if row.name not in (*first.overrides, RANKED.name)]
     for row in others:
-        entries |= _disagreeing(entries, _entries(row, environ))
-    seen_by = next(iter(entries.values())).origin
-    return {**entries, "cluster": Entry(first.name, seen_by)}
+        entries |= _conflicts(entries, _entries(row, environ))
+    detected_by = next(iter(entries.values())).origin
+    return {**entries, "cluster": Entry(first.name, detected_by)}
 
 
-def row_of(name: str) -> Cluster:
+def row_of(name: str) -> ClusterKind:
     """Return the row with this name, possibly from another package; raises KeyError."""
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]
-    row: Cluster = extensions(OF_CLUSTERS)[name].load()
+    row: ClusterKind = extensions(OF_CLUSTERS)[name].load()
     return row
 
 
@@ -163,27 +164,27 @@ def _refused(environ: Environ) -> Entries:
         except OSError as error:
             return unreadable(row.size, f"{row.by}'s hostfile cannot be read", error)
         if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # its own row reports it
-            return faulty(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
+            return invalid(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
         if count > 1:
-            return {} if row.is_joined else _not_joined(row, count, environ)
+            return {} if row.is_supported else _unsupported(row, count, environ)
     return {}
 
 
-def _not_joined(row: Numbering, count: int, environ: Environ) -> Entries:
+def _unsupported(row: Numbering, count: int, environ: Environ) -> Entries:
     if not row.rank:
         hosts = ",".join(row.names(environ))
         what = f"this {row.by} job has {count} machines, but this launch would use one of them"
-        return faulty(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
+        return invalid(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
     number = environ.get(row.rank)
     which = f"one of {count} {row.what}s" if number is None else f"{row.what} {number} of {count}"
     what = f"{row.by} started this launch as {which}, but Headway cannot join its run"
     fix = "start one launch on each machine, with --num-machines and --main-address"
     if row.what == PROCESS:
         fix = f"do not use {row.by.split()[0]}: pass --hosts a,b, or {fix}"
-    return faulty(f"{row.size}, {row.rank}", what, f"{fix}; if it runs alone, pass --cluster none")
+    return invalid(f"{row.size}, {row.rank}", what, f"{fix}; if it runs alone, pass --cluster none")
 
 
-def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:
+def _entries(cluster: ClusterKind, environ: Environ) -> dict[str, Entry]:
     plain = {
         setting: Entry(environ[variable], origin_of(variable))
         for setting, variable in cluster.variables.items()
@@ -203,7 +204,7 @@ def _missing(name: str) -> Entry:
     return Entry(name, origin_of(""), faults=(problem,))
 
 
-def _disagreeing(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
+def _conflicts(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
     """Yield the entries that another cluster contradicts, each with a fault."""
     for name in entries.keys() & others.keys() & {*_COMPARED}:
         one, other = entries[name], others[name]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from headway.ipc.records import STOPPED_AND_SAVED, Crash, CrashSite, Uses
+from headway.ipc.records import STOPPED_AND_SAVED, Crash, CrashSite, FeatureUse
 from headway.ipc.signals import shell_code
 from headway.ipc.stderr import named
 from headway.launcher.diagnosis.reasons import (
@@ -40,7 +40,7 @@ class RankExit(NamedTuple):
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
     left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
-    uses: Uses | None = None  # what its program used, if it came to its end
+    feature_use: FeatureUse | None = None  # what its program used, if it came to its end
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
 
     @property

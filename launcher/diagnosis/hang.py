@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headway.ipc.records import (
     CALLED_BY_ALL_RANKS,
-    OF_HEADWAY,
+    HEADWAY_GROUP,
     Crash,
     Frame,
     Group,
@@ -99,7 +99,7 @@ def status_of(facts: RankFacts) -> RankStatus:
     crash = next((end for end in facts.ends if isinstance(end, Crash)), None)
     if facts.code is None:
         stacks, no_stack = _stacks_of(facts)
-        is_waiting = any(group.waits_for is not None for group in facts.groups or ())
+        is_waiting = any(group.first_pending is not None for group in facts.groups or ())
         if end is None or is_waiting or waits_for_threads(stacks):
             return status._replace(stacks=stacks, no_stack=no_stack, process=facts.process)
     if crash is not None:
@@ -215,7 +215,7 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
 
 def _open_collective(status: RankStatus) -> str:
     for group in status.groups or () if status.exit is None else ():
-        entered = None if group.waits_for is None else group.collective(group.waits_for)
+        entered = None if group.first_pending is None else group.collective(group.first_pending)
         if entered is not None:
             return f"in {entered.name} #{entered.number}{_suffix(group.name, group.ranks)}"
     return ""
@@ -247,7 +247,7 @@ def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | No
 
 
 def _suffix(name: str, members: Sequence[int] | None) -> str:
-    if name in ("0", OF_HEADWAY):
+    if name in ("0", HEADWAY_GROUP):
         return ""
     return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
 
@@ -278,7 +278,7 @@ def _missing_ranks(
     groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
 ) -> Divergence | None:
     has_ended = {rank for rank, status in absent.items() if status.exit}
-    numbers = {rank: group.waits_for for rank, group in groups.items() if rank not in has_ended}
+    numbers = {rank: group.first_pending for rank, group in groups.items() if rank not in has_ended}
     number = min((number for number in numbers.values() if number is not None), default=None)
     if number is None:
         return None

@@ -18,7 +18,7 @@ from headway.ipc.records import (
     Group,
     Heartbeat,
     InvalidRecord,
-    Kept,
+    OutputPath,
     ProgressSnapshot,
     RankReady,
     Record,
@@ -140,7 +140,7 @@ class Watch:
         """Return the training's last step that a rank of this attempt has reported; 0: none has."""
         with self._lock:
             known = self._ranks.values()
-            return max((row.step for row in known if row.counts_training), default=0)
+            return max((row.step for row in known if row.has_global_steps), default=0)
 
     def last_word(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""
@@ -154,9 +154,9 @@ class Watch:
         with self._lock:
             return any(rank.will_save for rank in self._ranks.values())
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[OutputPath]:
         """Return where the ranks of this attempt keep something, the first one of each kind."""
-        first: dict[str, Kept] = {}
+        first: dict[str, OutputPath] = {}
         with self._lock:
             for rank in self._ranks.values():
                 first = rank.kept | first
@@ -280,7 +280,7 @@ class RankChannel:
         self.is_asked = False  # and has not answered yet
         self.will_save = False  # once it is asked to stop
         self.may_be_killed = False  # as of its last answer
-        self.kept: dict[str, Kept] = {}  # the last of each kind
+        self.kept: dict[str, OutputPath] = {}  # the last of each kind
         self._pid = pid
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
@@ -327,8 +327,8 @@ class RankChannel:
             self.is_ready = True
             return True
         elif isinstance(record, WillSave):
-            self.will_save = record.is_so
-        elif isinstance(record, Kept):
+            self.will_save = record.is_enabled
+        elif isinstance(record, OutputPath):
             self.kept[record.what] = record
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
@@ -359,7 +359,7 @@ class RankChannel:
     def _note_steps(self, progress: ProgressSnapshot) -> None:
         """Record steps that the rank's figures have not reported."""
         if self._figures is not None and progress.step > self._figures.step:
-            self._figures = self._figures.moved_to(progress.step, progress.loss)
+            self._figures = self._figures.empty_at(progress.step, progress.loss)
             self._note_figures(self._figures)
 
     def ask(self) -> None:
@@ -379,8 +379,8 @@ class RankChannel:
         return self._progress.step if self._progress is not None else 0
 
     @property
-    def counts_training(self) -> bool:
-        return self._figures is None or self._figures.counts_training
+    def has_global_steps(self) -> bool:
+        return self._figures is None or self._figures.has_global_steps
 
     @property
     def status(self) -> RankStatus:

@@ -45,13 +45,13 @@ class Connection:
     def receive(self) -> Iterator[messages.Message]:
         """Yield the received messages.
 
-        Raises Unacceptable for data from outside this run, and EOFError or OSError once the
+        Raises InvalidPeer for data from outside this run, and EOFError or OSError once the
         connection is closed or broken.
         """
         try:
             yield from self._receive()
         except TooLong as error:
-            raise messages.Unacceptable(str(error)) from None
+            raise messages.InvalidPeer(str(error)) from None
 
     def _receive(self) -> Iterator[messages.Message]:
         try:
@@ -65,7 +65,7 @@ class Connection:
                 theirs = messages.read_greeting(line)
                 if self._is_hub and theirs.has_key != self._greeting.has_key:
                     one, other = ("a", "none") if theirs.has_key else ("no", "one")
-                    raise messages.Unacceptable(
+                    raise messages.InvalidPeer(
                         f"it has {one} key, but this run has {other}", "key"
                     )
                 self._session = messages.Session(
@@ -113,14 +113,14 @@ class Connection:
         self.link.close()
 
 
-def ended(error: EOFError | OSError) -> str:
+def closed(error: EOFError | OSError) -> str:
     if isinstance(error, (EOFError, ConnectionError)):
         return "its launcher exited"
     return f"the connection to it broke: {error.strerror or error}"
 
 
 def silence(seconds: float) -> str:
-    return f"it sent nothing for {seconds:.0f} s, since {time_of_day(seconds)}"
+    return f"it sent nothing for {seconds:.0f} s, since {clock_time(seconds)}"
 
 
 def lost_link(message: messages.HeartbeatLost, of: str) -> str:
@@ -130,5 +130,5 @@ def lost_link(message: messages.HeartbeatLost, of: str) -> str:
     )
 
 
-def time_of_day(seconds_ago: float) -> str:
+def clock_time(seconds_ago: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds_ago))

@@ -13,7 +13,7 @@ from headway.errors import HeadwayError
 from headway.ipc.records import CrashSite, Figures
 from headway.ipc.stderr import ranges
 from headway.launcher.multinode import messages, preflight
-from headway.launcher.multinode.connect import NOTICE_AFTER_S
+from headway.launcher.multinode.network import NOTICE_AFTER_S
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
@@ -21,10 +21,10 @@ LAUNCH_FAILED = 4
 
 SETTLE_S = 3.0  # wait for machines beyond the minimum
 _MAX_SHOWN = 12  # differences between machines
-_CULPRIT_WITHIN_S = 2.0  # time for the cause of a failure that may be a consequence
+_CAUSE_TIMEOUT_S = 2.0  # time for the cause of a failure that may be a consequence
 
 
-class Seen(NamedTuple):
+class RankCallbacks(NamedTuple):
     """Callbacks on machine 0 for reports on other machines' ranks, run by the channel's thread."""
 
     steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
@@ -38,7 +38,7 @@ class MachineState:
     join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
     reached_at: str  # the address of machine 0 that it connected to
-    heard_at: float  # time of its last message, on the monotonic clock
+    received_at: float  # time of its last message, on the monotonic clock
     rank: int | None  # the requested one, until a rank is assigned
     ready: messages.MachineReady | None = None  # while it waits for a round
     has_ranks: bool = False  # in the current round
@@ -46,20 +46,20 @@ class MachineState:
     notes: tuple[str, ...] = ()  # differences from machine 0 that were not sent yet
     is_done: bool = False
     is_leaving: bool = False
-    word: str = ""  # last progress of its ranks
+    progress: str = ""  # last progress of its ranks
     failure: tuple[float, messages.Failed] | None = None  # when and what, in this round
     left: tuple[float, messages.Failed] | None = None  # when a rank left silently
 
     @property
     def label(self) -> str:
-        return f"{_numbered(self.rank)} ({self.join.host})"
+        return f"{_machine_label(self.rank)} ({self.join.host})"
 
 
-def _numbered(rank: int | None) -> str:
+def _machine_label(rank: int | None) -> str:
     return "a machine" if rank is None else f"machine {rank}"
 
 
-def loss(label: str, machine: int, host: str, reason: str, word: str) -> messages.Failed:
+def loss(label: str, machine: int, host: str, reason: str, progress: str) -> messages.Failed:
     advice = "to continue without lost machines, pass a range: --num-machines 1:2"
     if machine == 0:
         advice = "no other machine can replace machine 0"
@@ -68,7 +68,7 @@ def loss(label: str, machine: int, host: str, reason: str, word: str) -> message
         host=host,
         cause=f"{label} was lost: {reason}",
         where=f"the connection to {label}",
-        details=f"last report of its ranks: {word}" if word else "",
+        details=f"last report of its ranks: {progress}" if progress else "",
         fix=f"check that machine, its launcher's output and the network to it; {advice}",
         exit_code=LAUNCH_FAILED,
     )
@@ -108,7 +108,7 @@ class Coordinator:
         now: float,
     ) -> None:
         self.outbox: list[tuple[int, messages.Message]] = []
-        self.seen = Seen()
+        self.callbacks = RankCallbacks()
         self.machines: dict[int, MachineState] = {}  # by peer
         self.is_ended = False
         self.num_unnotified = 0  # machines that have not received the end of the run yet
@@ -127,7 +127,7 @@ class Coordinator:
         self._probes: dict[int, int] = {}  # probing peer -> probed peer
         self._problems: list[str] = []  # found by the probes
         self._settle_at = now
-        self._asked_at: float | None = None  # while waiting for the cause of a failure
+        self._failure_at: float | None = None  # while waiting for the cause of a failure
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
         self._are_notified = False  # of missing machines; late ones are notified at once
@@ -135,7 +135,7 @@ class Coordinator:
     @property
     def is_busy(self) -> bool:
         """Whether `tick` must be called often."""
-        return not (self.is_ended or (self._is_running and self._asked_at is None))
+        return not (self.is_ended or (self._is_running and self._failure_at is None))
 
     def join(
         self, peer: int, join: messages.Join, address: str, reached_at: str, now: float
@@ -148,7 +148,7 @@ class Coordinator:
         refused = self._rejection(join)
         if refused is not None:
             self.outbox.append((peer, refused))
-            who = _numbered(join.machine)
+            who = _machine_label(join.machine)
             self._log(f"refused {who} ({join.host}, {address}): {refused.what}")
             if (join.least, join.most) != (self._least, self._most):
                 cause = f"{who} ({join.host}) was refused: {refused.what}"
@@ -168,7 +168,7 @@ class Coordinator:
             theirs, ours = Machines(join.most, join.least), Machines(self._most, self._least)
             return messages.Rejected(
                 f"num_machines is {theirs} here, but {ours} on machine 0",
-                f"{_numbered(join.machine)}, and machine 0",
+                f"{_machine_label(join.machine)}, and machine 0",
                 "pass the same --num-machines on every machine",
             )
         what = ""
@@ -183,14 +183,14 @@ class Coordinator:
             fix = "increase --num-machines on every machine, or omit this one"
         return messages.Rejected(what, "the run at machine 0", fix) if what else None
 
-    def take(self, peer: int, message: messages.Message, now: float) -> None:
+    def handle(self, peer: int, message: messages.Message, now: float) -> None:
         machine = self.machines[peer]
-        machine.heard_at = now
-        if isinstance(message, messages.Beat):
-            machine.word = message.word or machine.word
-        elif isinstance(message, messages.Timing):
+        machine.received_at = now
+        if isinstance(message, messages.MachineHeartbeat):
+            machine.progress = message.progress or machine.progress
+        elif isinstance(message, messages.StepTiming):
             if machine.rank is not None:
-                self.seen.steps(message.rank, message.figures, machine.rank, machine.join.host)
+                self.callbacks.steps(message.rank, message.figures, machine.rank, machine.join.host)
         elif isinstance(message, messages.MachineReady):
             machine.ready = message
             self._settle_at = now + SETTLE_S
@@ -222,8 +222,8 @@ class Coordinator:
         if self.is_ended or machine.is_leaving:
             return
         if machine.has_ranks and not machine.is_done and machine.rank is not None:
-            self.seen.loss(machine.rank)
-        lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.word)
+            self.callbacks.loss(machine.rank)
+        lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.progress)
         if self._is_stopping:
             if machine.has_ranks:
                 self._end(lost)  # other ranks may wait for its ranks to save
@@ -241,7 +241,7 @@ class Coordinator:
         self._advance(now)
 
     def tick(self, now: float) -> None:
-        if self._asked_at is not None:
+        if self._failure_at is not None:
             self._judge(now)
         self._advance(now)
         if self._is_running or self.is_ended or not (missing := self._missing()):
@@ -286,13 +286,13 @@ class Coordinator:
             return
         if len(ready) < self._most and now < self._settle_at:
             return
-        self._number(ready)
+        self._assign_ranks(ready)
         if all(machine.is_checked for machine in ready):
-            self._open_round(ready)
+            self._start_round(ready)
         else:
             self._check(ready)
 
-    def _number(self, machines: list[MachineState]) -> None:
+    def _assign_ranks(self, machines: list[MachineState]) -> None:
         """Assign ranks to the machines in their previous order, newcomers last.
 
         If all machines have joined, those that were started with a rank keep it.
@@ -353,7 +353,7 @@ class Coordinator:
                 "NCCL_SOCKET_IFNAME to the interface that connects them",
             )
 
-    def _open_round(self, machines: list[MachineState]) -> None:
+    def _start_round(self, machines: list[MachineState]) -> None:
         main = machines[0]
         assert main.ready is not None
         store_port = main.ready.store_port or 0
@@ -376,26 +376,26 @@ class Coordinator:
         if not (self._is_running and machine.has_ranks) or self.is_ended or self._is_stopping:
             return
         machine.failure = (now - failed.ago_s, failed)
-        if self._asked_at is None:
-            self._asked_at = now
+        if self._failure_at is None:
+            self._failure_at = now
             if failed.suspicion:
-                self._send(self.machines.values(), messages.Beat(""))
+                self._send(self.machines.values(), messages.MachineHeartbeat(""))
         self._judge(now)
 
     def _judge(self, now: float) -> None:
         """Restart or end the run after a failure, once its cause is clear enough."""
-        assert self._asked_at is not None
+        assert self._failure_at is not None
         failures = [m.failure for m in self.machines.values() if m.failure is not None]
         if not failures:
-            self._asked_at = None
+            self._failure_at = None
             return
         failures += [machine.left for machine in self.machines.values() if machine.left is not None]
         _, first = min(failures, key=lambda failure: (failure[1].suspicion, failure[0]))
-        have_answered = all(machine.heard_at > self._asked_at for machine in self.machines.values())
-        if first.suspicion and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
+        have_answered = all(m.received_at > self._failure_at for m in self.machines.values())
+        if first.suspicion and (now < self._failure_at + _CAUSE_TIMEOUT_S or not have_answered):
             return
-        self._asked_at = None
-        first = first._replace(repeats=self.seen.failure(first.site))
+        self._failure_at = None
+        first = first._replace(repeats=self.callbacks.failure(first.site))
         if first.repeats:
             self._end(first)
         elif self.num_restarts < self._max_restarts and not first.is_final:
@@ -407,7 +407,7 @@ class Coordinator:
         if not self._is_running:
             return
         self._is_running = False
-        self._asked_at = None
+        self._failure_at = None
         self.num_restarts += is_counted
         with_ranks = [machine for machine in self.machines.values() if machine.has_ranks]
         self._send(with_ranks, messages.Restart(cause, self.num_restarts if is_counted else 0))

@@ -10,27 +10,27 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.launcher.multinode import messages
-from headway.launcher.multinode.connect import plain_address
-from headway.launcher.multinode.connection import Connection, ended, lost_link, silence, time_of_day
+from headway.launcher.multinode.network import plain_address
+from headway.launcher.multinode.connection import Connection, closed, lost_link, silence, clock_time
 from headway.launcher.multinode.coordinator import Coordinator
 
 BEATS_PER_TIMEOUT = 3
-_BUSY_TICK_S = 0.05
-_GREET_WITHIN_S = 10.0
-_MAX_NAMED = 10  # refused connections that are logged
-_ACCEPTED_AT_ONCE = 16  # then the joined machines are served first
+_BUSY_INTERVAL_S = 0.05
+_GREETING_TIMEOUT_S = 10.0
+_MAX_LOGGED = 10  # refused connections that are logged
+_MAX_ACCEPTS = 16  # then the joined machines are served first
 
 
-class _Left(Exception):
+class _MachineLeft(Exception):
     """A machine leaves and has reported the reason."""
 
 
-class _Peer:
+class _PeerState:
     def __init__(self, connection: Connection, address: str, reached_at: str, now: float) -> None:
         self.connection = connection
         self.address = address  # empty for machine 0 itself
         self.reached_at = reached_at
-        self.heard_at = self.began_at = now
+        self.received_at = self.began_at = now
         self.has_joined = False
         self.is_refused = False
 
@@ -53,15 +53,15 @@ class Hub:
         self._timeout_s = machine_timeout_s
         self._beat_s = machine_timeout_s / BEATS_PER_TIMEOUT
         self._log = log
-        self.peers: dict[int, _Peer] = {}
+        self.peers: dict[int, _PeerState] = {}
         self._num_peers = 0
-        self._num_named = 0
+        self._num_logged = 0
         self._close_at = float("inf")
         self._beat_at = time.monotonic() + self._beat_s
         self._accept_at = 0.0
         self._selector = selectors.DefaultSelector()
-        self._woken_end, self._waking_end = socket.socketpair()
-        self._selector.register(self._woken_end, selectors.EVENT_READ)
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
         own, self.own_end = socket.socketpair()  # machine 0's connection to itself
         self._add(own, "", "")
@@ -72,10 +72,10 @@ class Hub:
         """Stop once all machines have left and late ones know why, or after `within_s` seconds."""
         self._close_at = time.monotonic() + within_s
         with suppress(OSError):  # the thread has ended
-            self._waking_end.send(b"\0")
+            self._wakeup_writer.send(b"\0")
         while self._thread.is_alive():
             self._thread.join(0.1)  # signal handlers can run between the waits
-        self._waking_end.close()
+        self._wakeup_writer.close()
 
     def _serve(self) -> None:
         polled_at = tick_at = time.monotonic()
@@ -84,13 +84,13 @@ class Hub:
                 ready = self._selector.select(self._wait_s())
                 now = time.monotonic()
                 if now > polled_at + self._timeout_s / 2:  # this process was suspended
-                    self._excuse_silence(now)
+                    self._reset_timeouts(now)
                 polled_at = now
                 for key, events in ready:
-                    self._attend(key, events, now)
+                    self._handle_event(key, events, now)
                 if now >= tick_at:
-                    tick_at = now + _BUSY_TICK_S
-                    self._check_clocks(now)
+                    tick_at = now + _BUSY_INTERVAL_S
+                    self._check_timeouts(now)
                     self._coordinator.tick(now)
                 self._send_all()
                 if now > self._close_at:
@@ -100,7 +100,7 @@ class Hub:
                 self._drop(number)
             self._listener.close()
             self._selector.close()
-            self._woken_end.close()
+            self._wakeup_reader.close()
 
     @property
     def _is_needed(self) -> bool:
@@ -110,19 +110,19 @@ class Hub:
 
     def _wait_s(self) -> float:
         if self._coordinator.is_busy or self._close_at < float("inf"):
-            return _BUSY_TICK_S
+            return _BUSY_INTERVAL_S
         return min(self._beat_s, max(self._beat_at - time.monotonic(), 0))
 
-    def _excuse_silence(self, now: float) -> None:
+    def _reset_timeouts(self, now: float) -> None:
         for peer in self.peers.values():
-            peer.heard_at = peer.began_at = now
+            peer.received_at = peer.began_at = now
 
-    def _attend(self, key: selectors.SelectorKey, events: int, now: float) -> None:
+    def _handle_event(self, key: selectors.SelectorKey, events: int, now: float) -> None:
         if key.data is not None:
             if key.data in self.peers:
                 self._serve_peer(key.data, events, now)
-        elif key.fileobj is self._woken_end:
-            self._woken_end.recv(4096)
+        elif key.fileobj is self._wakeup_reader:
+            self._wakeup_reader.recv(4096)
         else:
             self._accept(now)
 
@@ -130,7 +130,7 @@ class Hub:
         if now < self._accept_at:
             return
         with suppress(BlockingIOError):
-            for _ in range(_ACCEPTED_AT_ONCE):
+            for _ in range(_MAX_ACCEPTS):
                 try:
                     link, address = self._listener.accept()
                     self._add(link, plain_address(address), plain_address(link.getsockname()))
@@ -145,7 +145,7 @@ class Hub:
         now = time.monotonic()
         connection = Connection(link, self._key, is_hub=True)
         self._num_peers += 1
-        self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
+        self.peers[self._num_peers] = _PeerState(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
         with suppress(OSError):  # already closed, as the next read reports
             connection.flush_watched(self._selector)
@@ -160,24 +160,24 @@ class Hub:
                 peer.connection.flush_watched(self._selector)
             if events & selectors.EVENT_READ:
                 for message in peer.connection.receive():
-                    peer.heard_at = now
-                    self._take(number, message, now)
-        except messages.Unacceptable as error:
+                    peer.received_at = now
+                    self._handle(number, message, now)
+        except messages.InvalidPeer as error:
             self._refuse(number, str(error), error.reason)
             self._coordinator.drop(number, f"its connection broke: {error}", now)
         except (EOFError, OSError) as error:
             self._drop(number)
-            self._coordinator.drop(number, ended(error), now)
-        except _Left as why:
+            self._coordinator.drop(number, closed(error), now)
+        except _MachineLeft as why:
             self._drop(number)
             self._coordinator.drop(number, str(why), now)
 
-    def _take(self, number: int, message: messages.Message, now: float) -> None:
+    def _handle(self, number: int, message: messages.Message, now: float) -> None:
         peer = self.peers[number]
         if peer.has_joined and isinstance(message, messages.HeartbeatLost):
-            raise _Left(lost_link(message, "machine 0"))
+            raise _MachineLeft(lost_link(message, "machine 0"))
         if peer.has_joined:
-            self._coordinator.take(number, message, now)
+            self._coordinator.handle(number, message, now)
         elif isinstance(message, messages.Join):
             peer.has_joined = self._coordinator.join(
                 number, message, peer.address, peer.reached_at, now
@@ -185,28 +185,28 @@ class Hub:
         elif isinstance(message, messages.Leave):  # from a refused machine
             raise EOFError
         else:
-            raise messages.Unacceptable("it has not joined")
+            raise messages.InvalidPeer("it has not joined")
 
-    def _check_clocks(self, now: float) -> None:
+    def _check_timeouts(self, now: float) -> None:
         """Send heartbeats, drop silent machines and refuse those that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
             joined = [key for key, peer in self.peers.items() if peer.has_joined]
-            self._coordinator.outbox += [(key, messages.Beat("")) for key in joined]
+            self._coordinator.outbox += [(key, messages.MachineHeartbeat("")) for key in joined]
         for number, peer in list(self.peers.items()):
-            silent_s = now - peer.heard_at
+            silent_s = now - peer.received_at
             if peer.has_joined and silent_s > self._timeout_s:
-                peer.connection.put(messages.HeartbeatLost(time_of_day(silent_s)))
+                peer.connection.put(messages.HeartbeatLost(clock_time(silent_s)))
                 with suppress(OSError):  # already closed
                     peer.connection.flush()
                 self._drop(number)
                 self._coordinator.drop(number, silence(silent_s), now)
-            elif peer.has_joined or now < peer.began_at + _GREET_WITHIN_S or not peer.address:
+            elif peer.has_joined or now < peer.began_at + _GREETING_TIMEOUT_S or not peer.address:
                 continue
             elif peer.is_refused:
                 self._drop(number)
             else:
-                self._refuse(number, f"it sent nothing for {_GREET_WITHIN_S:.0f} s", "")
+                self._refuse(number, f"it sent nothing for {_GREETING_TIMEOUT_S:.0f} s", "")
 
     def _send_all(self) -> None:
         while self._coordinator.outbox:
@@ -231,8 +231,8 @@ class Hub:
         self._selector.modify(peer.connection.link, selectors.EVENT_READ, number)
 
     def _log_first(self, line: str) -> None:
-        self._num_named += 1
-        if self._num_named <= _MAX_NAMED:
+        self._num_logged += 1
+        if self._num_logged <= _MAX_LOGGED:
             self._log(line)
 
     def _drop(self, number: int) -> None:

@@ -16,21 +16,21 @@ from headway.errors import HeadwayError, LaunchError
 from headway.ipc.records import Figures
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import log
-from headway.launcher.multinode import connect, messages
-from headway.launcher.multinode.coordinator import Coordinator, Seen, failure_of, loss
+from headway.launcher.multinode import messages, network
+from headway.launcher.multinode.coordinator import Coordinator, RankCallbacks, failure_of, loss
 from headway.launcher.multinode.hub import Hub
-from headway.launcher.multinode.member import Member
+from headway.launcher.multinode.hub_client import HubClient
 from headway.launcher.multinode.preflight import HOW_TO_SET, facts_of, run_key
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded, connect_to_store, open_store
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
-_ANSWERS_WITHIN_S = 60.0  # machine 0 answers at once, unless it is suspended
+_ANSWER_TIMEOUT_S = 60.0  # machine 0 answers at once, unless it is suspended
 _JOIN_TIMEOUT_S = 600.0
-_DECISION_WITHIN_S = 5.0  # machine 0 may be suspended, for example
+_DECISION_TIMEOUT_S = 5.0  # machine 0 may be suspended, for example
 
 
-class MachinesRendezvous(Rendezvous):
+class MultiNodeRendezvous(Rendezvous):
     """The rendezvous of a run on several machines.
 
     Machine 0 has the hub of the channel, and all machines, including machine 0, are members. Each
@@ -54,7 +54,7 @@ class MachinesRendezvous(Rendezvous):
         return self._member.restart if self._member is not None else None
 
     @property
-    def _member(self) -> Member | None:
+    def _member(self) -> HubClient | None:
         return self._membership.member
 
     @property
@@ -70,7 +70,7 @@ class MachinesRendezvous(Rendezvous):
         store_port = None
         if self._is_machine_0:
             main = self._membership.address
-            host = connect.listening_host(main) if connect.names_this_machine(main) else ""
+            host = network.listening_host(main) if network.is_loopback_host(main) else ""
             self._store, store_port = open_store(host)
         member.send(messages.MachineReady(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
@@ -85,27 +85,28 @@ class MachinesRendezvous(Rendezvous):
             self._store = connect_to_store(address, joined.store_port, self._poll)
         return self._info(joined.machine, joined.num_machines, address, joined.store_port)
 
-    def _join(self) -> Member:
-        member = self._membership.join(self.word, Seen(self.note_steps, self.note_loss, self.judge))
+    def _join(self) -> HubClient:
+        callbacks = RankCallbacks(self.note_steps, self.note_loss, self.judge)
+        member = self._membership.join(self.progress, callbacks)
         member.on_grace_end = self.end_grace_period
         return member
 
-    def _listen_to_probe(self, member: Member) -> int:
+    def _listen_to_probe(self, member: HubClient) -> int:
         """Listen for another machine's probe, on the address that machine 0 sees."""
         if self._probe is None:
             host = "" if self._is_machine_0 else member.own_address
-            self._probe = connect.listening_socket(host, 0)
+            self._probe = network.listening_socket(host, 0)
         port: int = self._probe.getsockname()[1]
         return port
 
-    def _store_address(self, member: Member) -> str:
+    def _store_address(self, member: HubClient) -> str:
         if not self._is_machine_0:
             return member.address_of_machine_0
         main = self._membership.address
-        return self._own_address or (main if connect.names_this_machine(main) else LOOPBACK)
+        return self._own_address or (main if network.is_loopback_host(main) else LOOPBACK)
 
     def _wait_for_round(
-        self, member: Member, began: messages.StartRound | None, missing: messages.Missing | None
+        self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
         """Wait for the round after `began`; log missing machines if they are not `missing`."""
         tried: messages.Probe | None = None
@@ -114,14 +115,14 @@ class MachinesRendezvous(Rendezvous):
             return member.round is not began or member.probe is not tried
 
         while True:
-            if member.wait(has_news, connect.CHECK_EVERY_S):
+            if member.wait(has_news, network.CHECK_EVERY_S):
                 if member.round is not None and member.round is not began:
                     return member.round
                 tried = member.probe
                 if tried is not None:
-                    address = connect.reachable_address(tried.address, member.own_address)
+                    address = network.reachable_address(tried.address, member.own_address)
                     to_try = tried._replace(address=address)
-                    member.send(messages.Probed(connect.probe_machine(to_try)))
+                    member.send(messages.Probed(network.probe_machine(to_try)))
                 continue
             self._poll()
             if member.is_all_done:
@@ -133,7 +134,7 @@ class MachinesRendezvous(Rendezvous):
                 missing = member.missing
                 main = self._membership.address
                 only = f", at main_address {main}, which no other host can reach"
-                log(f"waiting for {missing.text}{only * connect.names_this_machine(main)}")
+                log(f"waiting for {missing.text}{only * network.is_loopback_host(main)}")
 
     def _poll(self) -> None:
         member = self._member
@@ -148,9 +149,9 @@ class MachinesRendezvous(Rendezvous):
             raise RunEnded
         self._follow_stop(member)
 
-    def _loss_of_machine_0(self, member: Member) -> messages.Failed:
+    def _loss_of_machine_0(self, member: HubClient) -> messages.Failed:
         address = self._membership.address
-        reason = member.lost or str(member.unacceptable)
+        reason = member.lost or str(member.peer_error)
         return loss(f"machine 0 ({address})", 0, address, reason, "")
 
     def remote_failure(self) -> messages.Failed | None:
@@ -159,7 +160,7 @@ class MachinesRendezvous(Rendezvous):
             return None
         return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
 
-    def _follow_stop(self, member: Member) -> None:
+    def _follow_stop(self, member: HubClient) -> None:
         """Raise another machine's stop signal here, unless this machine is already stopping."""
         if member.stopping is None or self._has_stopped:
             return
@@ -180,12 +181,12 @@ class MachinesRendezvous(Rendezvous):
         assert member is not None
         sent: messages.Failed | None = None
         began = time.monotonic()
-        while not member.wait(lambda: member.restart is not None, connect.CHECK_EVERY_S):
+        while not member.wait(lambda: member.restart is not None, network.CHECK_EVERY_S):
             if member.stopping is not None:
                 self._follow_stop(member)  # the ranks here failed because of it
             failed = describe()
             assert failed is not None, "torch has seen it"
-            within_s = self._timeout_s * failed.suspicion + _DECISION_WITHIN_S
+            within_s = self._timeout_s * failed.suspicion + _DECISION_TIMEOUT_S
             if member.is_over or time.monotonic() > began + within_s:
                 break
             if sent is None or (failed.cause, failed.suspicion) != (sent.cause, sent.suspicion):
@@ -201,7 +202,7 @@ class MachinesRendezvous(Rendezvous):
         if not self._is_done:
             self._is_done = True
             member.send(messages.Done(describe_left()))
-        return member.wait(lambda: member.is_all_done, connect.CHECK_EVERY_S)
+        return member.wait(lambda: member.is_all_done, network.CHECK_EVERY_S)
 
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
         member = self._member
@@ -213,20 +214,20 @@ class MachinesRendezvous(Rendezvous):
     def report_steps(self, rank: int, figures: Figures) -> None:
         member = self._member
         if member is not None and not self._is_machine_0 and not member.is_over:
-            member.send(messages.Timing(rank, figures))
+            member.send(messages.StepTiming(rank, figures))
 
     def give_up(self, error: HeadwayError) -> None:
         member = self._member
         if member is not None and member.accepted is not None and self.ended_by is None:
             member.send(failure_of(error, self.machine))
-            member.wait(lambda: False, _DECISION_WITHIN_S)
+            member.wait(lambda: False, _DECISION_TIMEOUT_S)
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the interface to the other machines, unless the user set them."""
         member = self._member
         assert member is not None
         address = self._own_address if self._is_machine_0 else member.own_address
-        interface = connect.interface_of(address) if address else None
+        interface = network.interface_with(address) if address else None
         if interface is None:
             return {}
         interfaces = kind_of(self._device).interfaces.items()
@@ -249,7 +250,7 @@ class Membership:
         assert settings.main_port is not None
         self.address: str = settings.main_address
         self.port: int = settings.main_port
-        self.member: Member | None = None
+        self.member: HubClient | None = None
         self.hub: Hub | None = None
         self._settings = settings
         self._facts = facts_of(plan, torch.__version__)
@@ -258,29 +259,29 @@ class Membership:
         self._rank: int | None = settings.machine_rank
         self._join_timeout_s = join_timeout_s
         self._timeout_s = float(settings.machine_timeout_s)
-        self._main = connect.host_port(self.address, self.port)
+        self._main = network.host_port(self.address, self.port)
         self._this = "this machine" if self._rank is None else f"machine {self._rank}"
 
-    def join(self, word: Callable[[], str], seen: Seen | None = None) -> Member:
+    def join(self, progress: Callable[[], str], seen: RankCallbacks | None = None) -> HubClient:
         """Return this machine's member once machine 0 has accepted it or reported the run's end.
 
         Waits until machine 0's name resolves and machine 0 answers. Reconnects if the connection is
-        closed: a tunnel or load balancer closes it before machine 0 listens behind it. `word`
+        closed: a tunnel or load balancer closes it before machine 0 listens behind it. `progress`
         returns the progress of this machine's ranks; on machine 0, `seen` gets the other ranks'
         reports. Raises LaunchError if machine 0 cannot be reached, the port is in use, or the
         machine is refused.
         """
         until = time.monotonic() + self._join_timeout_s
-        notice_at = time.monotonic() + connect.NOTICE_AFTER_S
+        notice_at = time.monotonic() + network.NOTICE_AFTER_S
         is_resolved = is_machine_0 = False
         while True:
             if not is_resolved:
-                is_machine_0 = connect.is_machine_0(self._rank, self.address)
-                link = self._listen(seen or Seen()) if is_machine_0 else None
+                is_machine_0 = network.is_machine_0(self._rank, self.address)
+                link = self._listen(seen or RankCallbacks()) if is_machine_0 else None
                 if link is not None:
-                    return self._offer(link, word)
+                    return self._join_over(link, progress)
             try:
-                link = connect.connect_to(self.address, self.port)
+                link = network.connect_to(self.address, self.port)
             except UnicodeError as error:
                 raise self._cannot_reach(f"it is not a host name: {error}") from None
             except OSError as error:
@@ -288,7 +289,7 @@ class Membership:
                 is_resolved = not isinstance(error, socket.gaierror)
             else:
                 is_resolved = True
-                member = self._offer(link, word)
+                member = self._join_over(link, progress)
                 if not member.is_closed_unanswered:
                     return member
                 member.close()
@@ -300,7 +301,7 @@ class Membership:
                 own = "; it is not on this machine: if this is machine 0, pass --machine-rank 0"
                 is_elsewhere = self._rank is None and not is_machine_0
                 log(f"waiting for machine 0 at {self._main} ({reason}){own * is_elsewhere}")
-            time.sleep(connect.CHECK_EVERY_S)
+            time.sleep(network.CHECK_EVERY_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
         return LaunchError(
@@ -310,13 +311,13 @@ class Membership:
             "a name or IP address of machine 0 that is valid on all machines",
         )
 
-    def _offer(self, link: socket.socket, word: Callable[[], str]) -> Member:
+    def _join_over(self, link: socket.socket, progress: Callable[[], str]) -> HubClient:
         """Join over a connection; return the member once machine 0 answered or closed it."""
-        member = self.member = Member(link, self._key, self._timeout_s, word)
-        member.send(self._introduction())
-        notice_at = time.monotonic() + connect.NOTICE_AFTER_S
-        until = time.monotonic() + min(self._join_timeout_s, _ANSWERS_WITHIN_S)
-        while not member.wait(lambda: member.accepted is not None, connect.CHECK_EVERY_S):
+        member = self.member = HubClient(link, self._key, self._timeout_s, progress)
+        member.send(self._join_message())
+        notice_at = time.monotonic() + network.NOTICE_AFTER_S
+        until = time.monotonic() + min(self._join_timeout_s, _ANSWER_TIMEOUT_S)
+        while not member.wait(lambda: member.accepted is not None, network.CHECK_EVERY_S):
             if member.ended_by is not None or member.is_closed_unanswered:
                 return member
             if member.is_over:
@@ -333,12 +334,12 @@ class Membership:
 
     def join_error(self) -> LaunchError:
         assert self.member is not None
-        refused, unacceptable = self.member.refused, self.member.unacceptable
+        refused, peer_error = self.member.refused, self.member.peer_error
         if refused is not None:
             return LaunchError(refused.what, where=refused.where, fix=refused.fix)
-        if unacceptable is None or not unacceptable.reason:
-            return self._not_machine_0(str(unacceptable or "it closed the connection"))
-        if unacceptable.reason == "version":
+        if peer_error is None or not peer_error.reason:
+            return self._not_machine_0(str(peer_error or "it closed the connection"))
+        if peer_error.reason == "version":
             return LaunchError(
                 f"machine 0 at {self._main} runs another version of Headway",
                 where=self._this,
@@ -370,7 +371,7 @@ class Membership:
         if self.hub is not None:
             self.hub.close(self._settings.grace_period_s)
 
-    def _introduction(self) -> messages.Join:
+    def _join_message(self) -> messages.Join:
         return messages.Join(
             machine=0 if self.hub is not None else self._rank,
             least=self._least,
@@ -379,11 +380,11 @@ class Membership:
             facts=self._facts,
         )
 
-    def _listen(self, seen: Seen) -> socket.socket | None:
+    def _listen(self, callbacks: RankCallbacks) -> socket.socket | None:
         """Become machine 0 and return its own connection; None if another process is machine 0."""
         try:
-            listener = connect.listen_as_machine_0(self.address, self.port)
-        except connect.PortInUse:
+            listener = network.listen_as_machine_0(self.address, self.port)
+        except network.PortInUse:
             if self._rank is None:
                 return None
             raise
@@ -397,6 +398,6 @@ class Membership:
             log=log,
             now=time.monotonic(),
         )
-        coordinator.seen = seen
+        coordinator.callbacks = callbacks
         self.hub = Hub(listener, self._key, coordinator, self._timeout_s, log)
         return self.hub.own_end

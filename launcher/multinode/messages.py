@@ -18,7 +18,7 @@ from typing import NamedTuple, get_args
 from headway.ipc.records import CrashSite, Figures
 from headway.ipc.typed import decode, encode, kinds_of
 
-PROTOCOL = "headway-channel/1"
+PROTOCOL = "headway-channel/2"
 MAX_GREETING = 128  # bytes, also for a refusal: lines without a tag
 MAX_LINE = 2**20  # bytes
 MAX_DETAILS = 50_000  # characters
@@ -94,11 +94,11 @@ class Signalled(NamedTuple):
     ends_grace: bool = False  # the second Ctrl-C: the ranks get no more time to stop
 
 
-class Beat(NamedTuple):
-    word: str  # progress of its ranks; empty: unchanged
+class MachineHeartbeat(NamedTuple):
+    progress: str  # progress of its ranks; empty: unchanged
 
 
-class Timing(NamedTuple):
+class StepTiming(NamedTuple):
     rank: int
     figures: Figures
 
@@ -157,13 +157,13 @@ class AllDone(NamedTuple):
 
 
 Message = (
-    Join | MachineReady | Probed | Failed | Done | Signalled | Beat | Timing | HeartbeatLost | Leave
-) | (Accepted | Rejected | Missing | Probe | StartRound | Restart | AllDone)
+    Join | MachineReady | Probed | Failed | Done | Signalled | MachineHeartbeat | StepTiming
+) | (HeartbeatLost | Leave | Accepted | Rejected | Missing | Probe | StartRound | Restart | AllDone)
 
 _KINDS = kinds_of(*get_args(Message))
 
 
-class Unacceptable(Exception):
+class InvalidPeer(Exception):
     """The received data is not from a launcher of this run."""
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -187,18 +187,18 @@ def new_greeting(key: bytes) -> Greeting:
 
 
 def read_greeting(line: bytes) -> Greeting:
-    """Parse a greeting; raises Unacceptable if it is malformed or of another version."""
+    """Parse a greeting; raises InvalidPeer if it is malformed or of another version."""
     match = _GREETING.fullmatch(line)
     if match is None:
-        raise not_ours()
+        raise protocol_mismatch()
     if f"headway-channel/{int(match[1])}" != PROTOCOL:
-        raise Unacceptable(f"it uses version {int(match[1])} of the protocol", "version")
+        raise InvalidPeer(f"it uses version {int(match[1])} of the protocol", "version")
     return Greeting(match[2].decode(), match[3] == b"keyed")
 
 
-def not_ours() -> Unacceptable:
+def protocol_mismatch() -> InvalidPeer:
     """Return the exception for an end that does not start with a greeting."""
-    return Unacceptable("it does not use the protocol of Headway's launchers")
+    return InvalidPeer("it does not use the protocol of Headway's launchers")
 
 
 def refusal(reason: str) -> bytes:
@@ -227,17 +227,17 @@ class Session:
         return tag + content + b"\n"
 
     def open(self, line: bytes) -> Message:
-        """Return the message in the next line; raises Unacceptable if the line is invalid."""
+        """Return the message in the next line; raises InvalidPeer if the line is invalid."""
         tag, content = line[:_TAG_CHARS], line[_TAG_CHARS:]
         if not hmac.compare_digest(tag, _tag(self._receiving, self._num_received, content)):
             if match := _REFUSAL.fullmatch(line):
-                raise Unacceptable("it refused this machine", match[1].decode())
-            raise Unacceptable("a message was not authenticated with the key of this run", "key")
+                raise InvalidPeer("it refused this machine", match[1].decode())
+            raise InvalidPeer("a message was not authenticated with the key of this run", "key")
         self._num_received += 1
         try:
             message: Message = decode(_KINDS, content)
         except ValueError as error:
-            raise Unacceptable(f"a message cannot be read: {error}") from None
+            raise InvalidPeer(f"a message cannot be read: {error}") from None
         return message
 
 

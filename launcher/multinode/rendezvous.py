@@ -20,12 +20,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from headway.errors import HeadwayError, LaunchError
 from headway.ipc.records import CrashSite, Figures
-from headway.launcher.multinode.connect import (
+from headway.launcher.multinode.network import (
     CHECK_EVERY_S,
-    begin_call,
+    start_call,
     host_port,
     listening_socket,
-    result_of,
+    wait_for_call,
 )
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 BACKEND = "headway"
 _STORE_TIMEOUT = timedelta(seconds=60)  # torch's, for keys that other ranks have not set yet
-_ANSWER_WITHIN_S = 30.0  # it answers at once, unless its machine or the network is down
+_ANSWER_TIMEOUT_S = 30.0  # it answers at once, unless its machine or the network is down
 
 
 class RunEnded(Exception):
@@ -60,7 +60,7 @@ class Rendezvous(RendezvousHandler):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.round = -1
-        self.word: Callable[[], str] = str  # returns the ranks' progress, for other machines
+        self.progress: Callable[[], str] = str  # returns the ranks' progress, for other machines
         # these are called by another thread
         self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
         self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
@@ -158,22 +158,22 @@ class AnsweringStore:
         return partial(self._call, value) if callable(value) else value
 
     def _call(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        until = time.monotonic() + _ANSWER_WITHIN_S
+        until = time.monotonic() + _ANSWER_TIMEOUT_S
 
         def poll() -> None:
             self._poll()
             if time.monotonic() > until:
-                late = TimeoutError(f"no answer within {_ANSWER_WITHIN_S:.0f} s")
+                late = TimeoutError(f"no answer within {_ANSWER_TIMEOUT_S:.0f} s")
                 raise _no_answer(*self._place, late)
 
-        return result_of(begin_call(do, *args, **kwargs), poll)
+        return wait_for_call(start_call(do, *args, **kwargs), poll)
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
     """Start a store on `host` (empty: all addresses); return its first client and its port."""
     listener = listening_socket(host, 0)
     address, port = host or LOOPBACK, int(listener.getsockname()[1])
-    made = begin_call(
+    made = start_call(
         TCPStore,
         address,
         port,
@@ -183,7 +183,7 @@ def open_store(host: str) -> tuple[TCPStore, int]:
         master_listen_fd=listener.detach(),  # the store closes it
     )
     try:
-        return result_of(made), port
+        return wait_for_call(made), port
     except DistError as error:
         raise LaunchError(
             f"torch's store on this machine does not answer: {host_port(address, port)}",
@@ -195,11 +195,11 @@ def open_store(host: str) -> tuple[TCPStore, int]:
 
 def connect_to_store(address: str, port: int, poll: Callable[[], None]) -> TCPStore:
     """Connect to machine 0's store; an exception of `poll` interrupts the wait."""
-    made = begin_call(
+    made = start_call(
         TCPStore, address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False
     )
     try:
-        return result_of(made, poll)
+        return wait_for_call(made, poll)
     except DistError as error:
         poll()
         raise _no_answer(address, port, error) from None

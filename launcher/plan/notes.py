@@ -15,7 +15,7 @@ from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings
 
 if TYPE_CHECKING:
-    from headway.ipc.records import Uses
+    from headway.ipc.records import FeatureUse
 
 
 def notes(plan: LaunchPlan) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 # ------------------------------------------------------------------ after a successful run
 
 
-def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
+def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
     """Return a single note on all settings that had no effect, or an empty list.
 
     `ranks` are the uses that each rank of this machine reported. There is no note if a rank did not

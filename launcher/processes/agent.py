@@ -129,7 +129,7 @@ class Agent(LocalElasticAgent):
         self._starter = starter
         self._environ = environ
         self.handler = handler
-        handler.word = watch.last_word
+        handler.progress = watch.last_word
         handler.note_steps, handler.note_loss = figures.note, figures.drop_machine
         figures.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)

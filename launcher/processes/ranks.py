@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.ipc.forking import ProcessHandle
-from headway.ipc.records import Crash, Ended
+from headway.ipc.records import Crash, ProcessExit
 from headway.ipc.stderr import SILENT_S, log, named
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
@@ -161,7 +161,7 @@ class RankProcesses(PContext):
             if local_rank is not None and local_rank not in self.exits:
                 self.exits[local_rank] = self._end_of(local_rank, ended)
 
-    def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
+    def _end_of(self, local_rank: int, ended: ProcessExit) -> RankExit:
         rank, is_killed = self._ranks[local_rank], ended.code == -signal.SIGKILL
         end = RankExit(
             rank=rank,
@@ -178,7 +178,7 @@ class RankProcesses(PContext):
                     self._output.keep(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
-                end = end._replace(message=record.message, uses=record.uses)
+                end = end._replace(message=record.message, feature_use=record.feature_use)
             end = end._replace(time=record.time, left_silently=False)
             if record.code:
                 end = end._replace(was_stopping=record.time > self._stopped_at)
@@ -286,7 +286,7 @@ class RankProcesses(PContext):
         for local_rank in local_ranks:
             pid, rank = self.pids()[local_rank], self._ranks[local_rank]
             log(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
-            killed = Ended(pid, -signal.SIGKILL, time.time(), leftovers=False)
+            killed = ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False)
             self.exits[local_rank] = self._end_of(local_rank, killed)
 
     def _describe_stop(self, shutdown: Shutdown) -> str:

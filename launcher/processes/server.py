@@ -39,13 +39,13 @@ from headway.ipc import signals
 from headway.ipc.forking import (
     adopt_orphans,
     die_with_parent,
-    init_forked,
+    init_child,
     reap,
     resume_on_parent_exit,
     set_title,
-    wake_on_child_end,
+    wake_on_child_exit,
 )
-from headway.ipc.records import Ended, NotStarted, Record, Serving, Started
+from headway.ipc.records import ProcessExit, ProcessStart, Record, ServerReady, StartFailed
 from headway.ipc.run_contract import CPUS_VARIABLE, read_run
 from headway.ipc.typed import encode
 from headway.launcher.plan.program import interpreter
@@ -81,7 +81,7 @@ def main() -> None:
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
     _fork_below_guardian(server, job.grace_s)
-    _answer(server, Serving(os.getpid()))
+    _answer(server, ServerReady(os.getpid()))
     adopt_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
@@ -137,7 +137,7 @@ def _fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
 
 def _wait_for_server(server: int, launcher: socket.socket, grace_s: float) -> int:
     """Return the server's wait status; a server that does not end with the launcher is killed."""
-    child_ended, _ = wake_on_child_end()
+    child_ended, _ = wake_on_child_exit()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
     # the launcher has ended, or has closed its side; its messages are the server's
@@ -167,7 +167,7 @@ class _Server:
     def __init__(self, launcher: socket.socket, job: ServerArgs) -> None:
         self._launcher = launcher
         self._job = job
-        self._wake_fds = wake_on_child_end()
+        self._wake_fds = wake_on_child_exit()
         self._ranks: set[int] = set()  # pids
         self._preload_after_s: float | None = None  # None: never, or done
         self._selector = selectors.DefaultSelector()
@@ -197,7 +197,7 @@ class _Server:
         try:
             pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)
         except OSError as error:  # too many processes, or too little memory
-            _answer(self._launcher, NotStarted(error.errno or 0))
+            _answer(self._launcher, StartFailed(error.errno or 0))
             pid = None
         if pid == 0:
             self._close()
@@ -210,7 +210,7 @@ class _Server:
         if not self._ranks and self._job.method == "fork" and _has_restarts(rank):
             self._preload_after_s = _PRELOAD_AFTER_S
         self._ranks.add(pid)
-        _answer(self._launcher, Started(pid))
+        _answer(self._launcher, ProcessStart(pid))
         return pid
 
     def _preload(self) -> None:
@@ -237,7 +237,7 @@ class _Server:
         self._ranks.remove(pid)
         leftovers = not self._ranks and has_children()
         code = os.waitstatus_to_exitcode(status)
-        _answer(self._launcher, Ended(pid, code, ended, leftovers))
+        _answer(self._launcher, ProcessExit(pid, code, ended, leftovers))
 
     def _close(self) -> None:
         """Close in a forked child what is the server's."""
@@ -326,7 +326,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     """Set up the forked process like a new interpreter for this rank."""
     import torch
 
-    init_forked(server_pid, rank.fds[:3])
+    init_child(server_pid, rank.fds[:3])
     bind(rank.env.pop(CPUS_VARIABLE, ""))
     os.environ.update(rank.env)
     signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)

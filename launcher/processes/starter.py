@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from headway.errors import MORE_PROCESSES, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
-from headway.ipc.records import Ended, NotStarted, Serving, Started, decode_record
+from headway.ipc.records import ProcessExit, ProcessStart, ServerReady, StartFailed, decode_record
 from headway.ipc.signals import Bell
 from headway.ipc.stderr import log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
@@ -51,7 +51,7 @@ class Starter:
         self, plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False
     ) -> None:
         self.is_quiet = is_quiet
-        self.ends: dict[int, Ended] = {}  # by pid
+        self.ends: dict[int, ProcessExit] = {}  # by pid
         self.bell = Bell()
         self.server_code: int | None = None  # of a server that ended on its own; negative: signal
         self._plan = plan
@@ -186,18 +186,18 @@ class Starter:
         with suppress(OSError), self._socket.makefile("rb") as answers:
             for line in answers:
                 record = decode_record(line)
-                if isinstance(record, Serving):
+                if isinstance(record, ServerReady):
                     self._server_pid = record.pid
                     self._server = ProcessHandle(record.pid)
-                elif isinstance(record, Started):
+                elif isinstance(record, ProcessStart):
                     alive.add(record.pid)
                     self._left_processes = False
                     self.ends.pop(record.pid, None)  # the system reuses process ids
                     self._answer(record.pid)
-                elif isinstance(record, NotStarted):
+                elif isinstance(record, StartFailed):
                     error = OSError(record.errno, os.strerror(record.errno))
                     self._answer(cannot_start(error))
-                elif isinstance(record, Ended):
+                elif isinstance(record, ProcessExit):
                     alive.discard(record.pid)
                     self._left_processes = record.leftovers
                     self._note(record)
@@ -206,13 +206,13 @@ class Starter:
             self.server_code = code if code <= 128 else 128 - code  # as a shell gives it
         self._answer(None)
         for pid in alive:  # the server died, and all ranks with it
-            self._note(Ended(pid, -signal.SIGKILL, time.time(), leftovers=False))
+            self._note(ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False))
 
     def _answer(self, answer: int | LaunchError | None) -> None:
         self._answers.append(answer)
         self._has_answered.ring()
 
-    def _note(self, end: Ended) -> None:
+    def _note(self, end: ProcessExit) -> None:
         self.ends[end.pid] = end
         self.bell.ring()
 

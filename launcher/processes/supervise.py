@@ -142,7 +142,7 @@ def supervise(
         recorder.report = ending.line  # if no error has more details
     _report(agent, ending, folder)
     if ending.code == 0 and stopped_by is None:
-        for note in unused(settings, [end.uses for end in agent.exits]):
+        for note in unused(settings, [end.feature_use for end in agent.exits]):
             log(f"note: {note}")
     if output.lost_logs:
         log(output.lost_logs)
@@ -153,9 +153,9 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if plan.is_one_machine:
         return Rendezvous(run_id)
-    from headway.launcher.multinode.membership import MachinesRendezvous
+    from headway.launcher.multinode.membership import MultiNodeRendezvous
 
-    return MachinesRendezvous(plan, environ, run_id)
+    return MultiNodeRendezvous(plan, environ, run_id)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Any
 from headway.ipc import process_groups
 from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.progress import Channel, Progress, identity, process_progress
-from headway.ipc.records import OF_HEADWAY, Collective, Frame, Group, RankReady, StatusReply
+from headway.ipc.records import HEADWAY_GROUP, Collective, Frame, Group, RankReady, StatusReply
 from headway.ipc.run_contract import port_of_store
 from headway.launcher.rank.import_hooks import AfterImport
 
@@ -192,4 +192,4 @@ def _calls_of_all_ranks() -> tuple[Group, ...]:
         return ()
     number, call, is_waiting = last
     collective = Collective(number, call, "", is_done=not is_waiting, entered_at=0.0)
-    return (Group(OF_HEADWAY, None, (collective,)),)
+    return (Group(HEADWAY_GROUP, None, (collective,)),)

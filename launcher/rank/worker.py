@@ -202,7 +202,7 @@ def _report_end(stop: SystemExit | None) -> None:
         time=_now(),
         code=0,
         groups=_attempt(rank_monitor.read_groups, ()),
-        uses=process_progress().uses._replace(readers=readers),
+        feature_use=process_progress().feature_use._replace(readers=readers),
     )
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
@@ -249,8 +249,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         f"{frames}{kind}: {message}\n",
     )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
-    progress = process_progress()
-    is_of_training = progress.uses.accelerator or progress.uses.stopping  # else of this process
+    progress, use = process_progress(), process_progress().feature_use
+    is_of_training = use.accelerator or use.stopping  # else of this process
     crash = Crash(
         time=_now(),
         kind=kind,

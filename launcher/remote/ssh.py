@@ -18,7 +18,7 @@ from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.ipc.records import STOPPED_AND_SAVED
 from headway.ipc.stderr import log
 from headway.ipc.typed import encode
-from headway.launcher.multinode.connect import is_loopback
+from headway.launcher.multinode.network import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import AgentLink, connect
 from headway.launcher.remote.orders import AgentSetup, Found, LaunchEnd, Signal, StartLaunch

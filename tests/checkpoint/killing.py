@@ -59,7 +59,7 @@ def problem_in(folder: Path, at_least: int) -> str:
         verify(checkpoint.path)
         texts = [path.read_text() for path in checkpoint.path.glob("hook_*.txt")]
         saved = SavedTensors(checkpoint.path / TENSORS)
-        tensors = saved.load(saved.facts)
+        tensors = saved.load(saved.meta_tensors)
         numbers = {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
         if {*map(int, texts)} != {step} or numbers != {step}:
             return f"mixed: {texts} {numbers} in {step}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.folders import begin, commit, next_time
+from headway.checkpoint.folders import begin, commit, next_saved_at
 from headway.checkpoint.manifest import (
     FORMAT,
     NAME,
@@ -28,7 +28,7 @@ def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS) -> None:
         (folder / path).write_text(text + str(step))
     files = describe_files(folder, sorted(files_below(folder)))
     manifest = Manifest(
-        FORMAT, "0.1", "2.13", "3.11", next_time(folder.parent), 0.0, step, 0, 1, tuple(files)
+        FORMAT, "0.1", "2.13", "3.11", next_saved_at(folder.parent), 0.0, step, 0, 1, tuple(files)
     )
     write_manifest(folder, manifest)
 

@@ -136,8 +136,8 @@ def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
     monkeypatch.chdir(tmp_path)
     train(tmp_path, 3)
     live = folders.begin(tmp_path / "checkpoints" / "step_00000004")
-    code = "import sys; from pathlib import Path; from headway.checkpoint.folders import claim\n"
-    code += "print(claim(Path(sys.argv[1])).holder, flush=True); sys.stdin.read()"
+    code = "import sys; from pathlib import Path; from headway.checkpoint.folders import *\n"
+    code += "print(lock_project(Path(sys.argv[1])).holder, flush=True); sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

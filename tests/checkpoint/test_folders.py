@@ -15,7 +15,7 @@ from headway.checkpoint.folders import (
     STEP,
     checkpoints_in,
     newest_in,
-    next_time,
+    next_saved_at,
     prune,
     recover,
 )
@@ -46,7 +46,7 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         monkeypatch.setattr(time, "time", lambda now=1e9 - number: now)
         save(tmp_path / f"checkpoint_{number}", step=number)
     assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [9, 10, 11]
-    assert next_time(tmp_path) > 1e9 - 9
+    assert next_saved_at(tmp_path) > 1e9 - 9
     assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
     assert prune(tmp_path, 0) == {}
     assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [11]
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_another_run_replaces_while_it_is_verified_is_not_call
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "a")
-    look, steps = manifest._fault_in, iter([2, 3, 4, 5, 6])
+    look, steps = manifest._find_damage, iter([2, 3, 4, 5, 6])
 
     def look_late(folder: Path, found: manifest.Manifest) -> CheckpointError | None:
         for step in steps:
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_another_run_replaces_while_it_is_verified_is_not_call
                 break
         return look(folder, found)
 
-    monkeypatch.setattr(manifest, "_fault_in", look_late)
+    monkeypatch.setattr(manifest, "_find_damage", look_late)
     assert verify(tmp_path / "a").step == 6
 
 

@@ -176,7 +176,7 @@ def test_tensors_come_back_with_their_bits_and_the_live_ones_are_not_changed(sav
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
         assert torch.equal(live[name], torch.ones_like(tensor))
-    assert {name: fact.shape for name, fact in SavedTensors(saved).facts.items()} == {
+    assert {name: fact.shape for name, fact in SavedTensors(saved).meta_tensors.items()} == {
         name: tensor.shape for name, tensor in TENSORS.items()
     }
 

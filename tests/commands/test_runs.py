@@ -19,7 +19,7 @@ from headway.commands.main import main
 from headway.history import store
 from headway.history.attempts import Attempt
 from headway.history.store import runs_folder
-from headway.ipc.records import METRICS, Kept
+from headway.ipc.records import METRICS, OutputPath
 from tests.commands.running import python, run
 from tests.distributed import launching
 from tests.history.runs import COMMIT, EDIT, START, figures, write_run
@@ -174,7 +174,7 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
             name = f"rank_{rank}_attempt_{attempt}.log"
             (tmp_path / name).write_text(f"rank {rank} attempt {attempt}\n")
     origins = {"log_dir": "flag --log-dir"}
-    write_run(7, kept=[Kept("logs", str(tmp_path))], origins=origins, num_processes=2)
+    write_run(7, kept=[OutputPath("logs", str(tmp_path))], origins=origins, num_processes=2)
     done = python("-m", "headway", "logs", "--rank", "1", "-f")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("==>")]
     assert lines == ["rank 1 attempt 0", "rank 1 attempt 1"]
@@ -274,7 +274,7 @@ def test_the_page_draws_the_metrics_of_the_jsonl_tracker(tmp_path: Path) -> None
         peak = 9.0 if step == 777 else 0.0
         tracker.log({"train/<loss>": peak, "odd": [1e308, float("nan"), 5e-324][step % 3]}, step)
     tracker.finish()
-    write_run(kept=[Kept(METRICS, str(tracker.path))])
+    write_run(kept=[OutputPath(METRICS, str(tracker.path))])
     page = tmp_path / "run.html"
     assert run("why", "--html", str(page))[0] == 0
     text = page.read_text()

@@ -12,7 +12,7 @@ from headway.history import store
 from headway.history.attempts import Attempt
 from headway.history.record import FigureSeries, RunEnd, RunRecord
 from headway.history.store import Commit, Launch
-from headway.ipc.records import Figures, Kept
+from headway.ipc.records import Figures, OutputPath
 from headway.ipc.typed import plain
 
 _counter = itertools.count()
@@ -51,7 +51,7 @@ def write_run(
     report: str = "",
     commit: Commit | None = COMMIT,
     packages: Mapping[str, str] = PACKAGES,
-    kept: Sequence[Kept] = (),
+    kept: Sequence[OutputPath] = (),
     rows: Iterable[tuple[int, Figures]] = (),
     tails: Mapping[int, Sequence[str]] = {},
     attempts: Sequence[Attempt] = (),

@@ -46,7 +46,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     recorder = Recorder(new_path(), lambda: start, ["0123456789"])
     recorder.note(0, figures(10))
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
-    recorder.note(0, figures(10).moved_to(12, 0.1))
+    recorder.note(0, figures(10).empty_at(12, 0.1))
     recorder.attempts = lambda: [Attempt(START.began_at, cause="exit code 3: 0123456789")]
     recorder.tails = lambda: {
         0: [f"line {n}" for n in range(500)],

@@ -104,8 +104,8 @@ def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
         loss = float("nan") if step == 50_000 else 2.0
         for rank in (0, 1):
             series.note(rank, figures(step, loss=loss, stolen_s=0.5))
-    series.note(0, figures(50_000).moved_to(50_003, 1.0))
-    series.note(2, figures(50_000).moved_to(50_003, 1.0))  # nothing else is known of it
+    series.note(0, figures(50_000).empty_at(50_003, 1.0))
+    series.note(2, figures(50_000).empty_at(50_003, 1.0))  # nothing else is known of it
     first, second, _ = (rank.figures for rank in series.ranks({}))
     assert len(first) + len(second) <= 1200
     assert first[-1].step == 50_003

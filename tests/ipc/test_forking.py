@@ -87,7 +87,7 @@ def test_pythons_in_which_a_forked_child_may_hang_wait_before_forks(
 ) -> None:
     registered: list[object] = []
     monkeypatch.setattr(os, "register_at_fork", lambda before: registered.append(before))
-    monkeypatch.setattr(forking, "_settles", False)
+    monkeypatch.setattr(forking, "_is_registered", False)
     monkeypatch.setattr(sys, "version_info", version)
     forking.quiesce_before_fork()
     forking.quiesce_before_fork()
@@ -111,17 +111,17 @@ def test_a_fork_waits_for_threads_that_run_and_not_for_pythons(
     idle.start()
     with monkeypatch.context() as context:
         asked: set[str] = set()
-        context.setattr(forking, "_any_runs", asked.update)
-        forking._settle()
+        context.setattr(forking, "_any_running", asked.update)
+        forking._wait_for_idle_threads()
         assert {str(busy.native_id), str(idle.native_id)}.isdisjoint(asked)
     began = time.monotonic()
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread(), idle])
-    forking._settle()
+    forking._wait_for_idle_threads()
     waited_s = time.monotonic() - began
     looked.set()
     busy.join()
-    assert waited_s >= forking._SETTLED_WITHIN_S
-    assert not forking._any_runs({str(idle.native_id)})
+    assert waited_s >= forking._IDLE_TIMEOUT_S
+    assert not forking._any_running({str(idle.native_id)})
     idle.join()
 
 
@@ -130,8 +130,8 @@ def test_a_fork_of_a_forked_process_does_not_wait_for_its_own_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: set[str] = set()
-    monkeypatch.setattr(forking, "_any_runs", asked.update)
+    monkeypatch.setattr(forking, "_any_running", asked.update)
     if (child := os.fork()) == 0:
-        forking._settle()
+        forking._wait_for_idle_threads()
         os._exit(str(os.getpid()) in asked)
     assert os.waitpid(child, 0)[1] == 0

@@ -10,7 +10,7 @@ import pytest
 
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress, process_progress
-from headway.ipc.records import Figures, Heartbeat, ProgressSnapshot, RecordReader, Uses, WillSave
+from headway.ipc.records import Figures, Heartbeat, ProgressSnapshot, RecordReader, WillSave
 from headway.ipc.step_clock import BACKWARD, DATA, SAVE, SCRIPT
 
 
@@ -93,7 +93,7 @@ def test_what_the_program_uses_adds_up() -> None:
     progress = Progress()
     progress.note_use(group=True)
     progress.note_use(stopping=True)
-    assert progress.uses == Uses(group=True, stopping=True)
+    assert progress.feature_use == type(progress.feature_use)(group=True, stopping=True)
 
 
 def test_an_object_that_reports_can_be_copied_and_pickled() -> None:

@@ -15,26 +15,26 @@ from hypothesis import strategies as st
 from headway.ipc.records import (
     Collective,
     Crash,
-    Ended,
+    ProcessExit,
     Figures,
     Frame,
     Group,
     Heartbeat,
     InvalidRecord,
-    Kept,
-    NotStarted,
+    OutputPath,
+    ProcessStart,
     ProgressSnapshot,
     RankReady,
     Record,
     RecordReader,
     ScriptEnd,
-    Serving,
-    Started,
+    ServerReady,
+    StartFailed,
     StatusReply,
     WillSave,
     decode_record,
 )
-from headway.ipc.typed import Lines, Misfit, TooLong, encode, plain, read
+from headway.ipc.typed import Lines, SchemaError, TooLong, encode, plain, read
 
 GROUPS = (
     Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True, 1.5),)),
@@ -45,17 +45,17 @@ RECORDS: list[Any] = [
     RankReady(),
     WillSave(),
     WillSave(False),
-    Kept("checkpoints", "/saved"),
+    OutputPath("checkpoints", "/saved"),
     Heartbeat(ProgressSnapshot(3, "data")),
     Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
     StatusReply(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     ScriptEnd(2.0, 0),
     ScriptEnd(2.0, 3, "no data", PLACE, GROUPS),
-    Serving(6),
-    Started(7),
-    NotStarted(11),
-    Ended(7, -9, 1.0, False),
+    ServerReady(6),
+    ProcessStart(7),
+    StartFailed(11),
+    ProcessExit(7, -9, 1.0, False),
 ]
 
 
@@ -81,8 +81,8 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
         b'["Unknown"]',
         b'[["RankReady"]]',
         b'["RankReady", 1]',
-        b'["Started"]',
-        b'["Started", null]',
+        b'["ProcessStart"]',
+        b'["ProcessStart", null]',
         b'["Heartbeat", [1]]',
         encode(ScriptEnd(2.0, 0)._replace(time=10**400)),
         *(
@@ -99,7 +99,7 @@ def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
 def test_a_line_that_is_too_long_is_refused_and_the_next_one_is_read() -> None:
     reader = RecordReader()
     assert [type(record) for record in reader.read(b"x" * (2**24 + 1))] == [InvalidRecord]
-    assert [*reader.read(encode(Started(7)))] == [Started(7)]
+    assert [*reader.read(encode(ProcessStart(7)))] == [ProcessStart(7)]
 
 
 class Kind(Enum):
@@ -143,7 +143,7 @@ def test_what_is_written_is_read_back() -> None:
     ],
 )
 def test_what_is_of_another_type_is_refused_with_its_place(place: str, data: Any) -> None:
-    with pytest.raises(Misfit) as caught:
+    with pytest.raises(SchemaError) as caught:
         read(Whole, data)
     assert caught.value.place == place
 

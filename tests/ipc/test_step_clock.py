@@ -19,7 +19,7 @@ from headway.ipc.step_clock import (
     SCRIPT,
     SYNC,
     Event,
-    QueueTimes,
+    DeviceTimer,
     StepClock,
 )
 
@@ -183,7 +183,7 @@ def device(time: Time) -> Device:
 @pytest.fixture
 def clock(device: Device) -> StepClock:
     clock = StepClock()
-    clock.queue = QueueTimes(device.record)
+    clock.queue = DeviceTimer(device.record)
     return clock
 
 

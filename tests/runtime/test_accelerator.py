@@ -27,7 +27,7 @@ from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.run_contract import VARIABLE, RunContract, encode
-from headway.ipc.step_clock import Event, QueueTimes, StepClock
+from headway.ipc.step_clock import Event, DeviceTimer, StepClock
 from headway.training import steps
 from headway.utils import send_to_device, set_seed
 
@@ -462,7 +462,7 @@ def test_steps_that_nobody_reads_call_nothing_of_the_progress(
 
 def on_gpu(mark: Mark) -> Progress:
     progress = Progress()
-    progress.clock.queue, progress.clock.device = QueueTimes(lambda _: mark), LossOnGpu.device
+    progress.clock.queue, progress.clock.device = DeviceTimer(lambda _: mark), LossOnGpu.device
     progress.end_step(1)
     return progress
 

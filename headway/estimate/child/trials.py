@@ -34,7 +34,7 @@ from headway.estimate.child.ledger import Ledger, Models
 from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Trial, TrialResult
 from headway.ipc import signals
-from headway.ipc.forking import init_forked, wake_on_child_end
+from headway.ipc.forking import init_child, wake_on_child_exit
 from headway.ipc.stderr import log
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
@@ -45,7 +45,7 @@ _OUTPUT_BYTES = 2**16  # a crash prints a list of all native modules after the s
 def main() -> None:
     signals.ignore(signal.SIGINT)  # Ctrl-C terminates the planner
     _import_for_all()
-    wake_fds = wake_on_child_end()
+    wake_fds = wake_on_child_exit()
     for line in sys.stdin:
         attempt = decode(kinds_of(Trial), line)
         with (
@@ -79,7 +79,7 @@ def _outcome(
     if child == 0:
         try:
             printed = output.fileno()
-            init_forked(
+            init_child(
                 server, [os.open(os.devnull, os.O_RDONLY), os.dup(printed), os.dup(printed)]
             )
             for fd in wake_fds:

@@ -15,8 +15,8 @@ from headway.errors import ConfigError
 from headway.ipc.numbering import ALONE, NUMBERINGS
 from headway.ipc.origin import Layer, Origin
 from headway.launcher.clusters import cluster
-from headway.launcher.clusters.cluster import cluster_layer
-from headway.launcher.clusters.row import Cluster
+from headway.launcher.clusters.cluster_settings import cluster_layer
+from headway.launcher.clusters.kinds import ClusterKind
 from headway.launcher.clusters.table import CLUSTERS
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
@@ -189,9 +189,9 @@ def test_doctor_shows_a_variable_that_a_launch_would_refuse(
 
 
 @pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)
-def test_a_row_answers_only_for_settings_that_can_be_left_to_auto(row: Cluster) -> None:
+def test_a_row_answers_only_for_settings_that_can_be_left_to_auto(row: ClusterKind) -> None:
     assert all(TABLE[name].default == AUTO for name in row.variables)
-    assert not row.is_here({})
+    assert not row.is_detected({})
 
 
 HERE = {
@@ -205,12 +205,12 @@ HERE = {
 
 
 @pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)
-def test_the_least_that_a_row_needs_has_a_name_for_which_rows_are_imported(row: Cluster) -> None:
+def test_the_least_that_a_row_needs_has_a_name_for_which_it_is_imported(row: ClusterKind) -> None:
     least = HERE[row.name]
-    assert row.is_here(least)
+    assert row.is_detected(least)
     assert any(name.startswith(cluster.SIGNS) for name in least)
     for name in least:  # so that no less is enough
-        assert not row.is_here({other: least[other] for other in least if other != name})
+        assert not row.is_detected({other: least[other] for other in least if other != name})
 
 
 def test_each_row_is_a_value_of_the_setting() -> None:
@@ -230,10 +230,10 @@ FILES = {
     "toy_cluster-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
     "toy_cluster-1.0.dist-info/entry_points.txt": "[headway.clusters]\ntoy = toy_cluster:TOY\n",
     "toy_cluster.py": """
-from headway.launcher.clusters.row import Cluster, origin_of
+from headway.launcher.clusters.kinds import ClusterKind, origin_of
 from headway.settings.profile import Entry
 
-TOY = Cluster(
+TOY = ClusterKind(
     "toy",
     lambda environ: "TOY_JOB" in environ,
     {"num_machines": "TOY_MACHINES", "machine_rank": "TOY_INDEX", "main_port": "TOY_PORT"},

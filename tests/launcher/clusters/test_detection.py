@@ -16,7 +16,7 @@ from headway.ipc.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unknown_lau
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, Ranks
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.clusters import mpi
-from headway.launcher.clusters.cluster import assigned_rank, cluster_layer
+from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer
 from headway.launcher.clusters.mpi import MpiJob, PmixError
 from headway.settings.resolve import NOTHING
 from headway.settings.table import TABLE
@@ -257,7 +257,7 @@ def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_al
 ) -> None:
     Path("hosts").write_text("n1\nn1\nn2\n")
     environ, row = COUNTED[name], NUMBERINGS[name]
-    if row.is_joined:
+    if row.is_supported:
         settings = settings_in(environ)
         assert settings.num_machines * settings.num_processes > 1
         assert settings.cluster == name

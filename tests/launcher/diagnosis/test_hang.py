@@ -299,4 +299,4 @@ def test_what_is_known_of_a_rank_follows_from_what_it_sent(
 
 def test_a_failed_collective_was_waited_in() -> None:
     (before,) = status_of(RankFacts(0, code=1, ends=[CRASH], groups=(CLOSED,))).groups or ()
-    assert before.waits_for == 1
+    assert before.first_pending == 1

@@ -18,7 +18,7 @@ from headway.ipc.records import (
     Frame,
     Group,
     Heartbeat,
-    Kept,
+    OutputPath,
     ProgressSnapshot,
     RankReady,
     Record,
@@ -156,7 +156,7 @@ def test_ranks_without_a_process_group_are_noticed_while_they_run(
     rank.watch.on_alone = lambda: told.append(True)
     rank.tell(figures(20), RankReady())
     assert rank.channel.recv(1) == b"?"
-    rank.tell(StatusReply(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
+    rank.tell(StatusReply(groups, ProgressSnapshot(), 1, ()), OutputPath(LOGS, "logs"))
     wait_until(rank.watch.kept)
     rank.close()  # which waits for the thread
     assert told == [True] * (not groups)

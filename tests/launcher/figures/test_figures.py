@@ -174,14 +174,14 @@ def test_steps_that_are_told_late_change_how_far_the_run_is_and_nothing_else() -
     figures, _ = run_of(2)
     note(figures, USUAL._replace(step=80), USUAL, times=2)
     before = figures.rows()
-    figures.note(0, USUAL.moved_to(103, 0.25), age_s=9.0)
+    figures.note(0, USUAL.empty_at(103, 0.25), age_s=9.0)
     row, other = figures.rows()
     assert (row.step, row.loss) == (103, 0.25)
     assert row.age_s < 9
     assert row._replace(step=80, loss=0.5, age_s=0) == before[0]._replace(age_s=0)
     assert other.step == 100
     figures.begin_attempt(2)
-    figures.note(0, USUAL.moved_to(103, 0.25))  # its records came before this attempt
+    figures.note(0, USUAL.empty_at(103, 0.25))  # its records came before this attempt
     assert figures.rows() == []
 
 

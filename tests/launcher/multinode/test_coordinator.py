@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headway.ipc.records import CrashSite, Figures, Frame
-from headway.launcher.multinode.coordinator import SETTLE_S, Coordinator, Seen, loss
+from headway.launcher.multinode.coordinator import SETTLE_S, Coordinator, RankCallbacks, loss
 from headway.launcher.multinode.messages import (
     Accepted,
     AllDone,
-    Beat,
+    MachineHeartbeat,
     Done,
     Fact,
     Failed,
@@ -25,7 +25,7 @@ from headway.launcher.multinode.messages import (
     Restart,
     Signalled,
     StartRound,
-    Timing,
+    StepTiming,
 )
 from headway.launcher.processes.repeats import Repeats
 
@@ -59,7 +59,7 @@ class Run:
         return self.coordinator.join(peer, join, address, "10.0.0.1", self.now)
 
     def take(self, peer: int, message: Message) -> None:
-        self.coordinator.take(peer, message, self.now)
+        self.coordinator.handle(peer, message, self.now)
 
     def ready(self, *peers: int) -> None:
         for peer in peers:
@@ -76,7 +76,7 @@ class Run:
     def sent(self) -> list[tuple[int, Message]]:
         """Return what has been sent since the last call, without what says nothing."""
         sent, self.coordinator.outbox = self.coordinator.outbox, []
-        return [record for record in sent if not isinstance(record[1], (Accepted, Beat))]
+        return [row for row in sent if not isinstance(row[1], (Accepted, MachineHeartbeat))]
 
     def joined(self, count: int) -> Run:
         """Return this run, once so many machines have joined, each with its rank."""
@@ -259,9 +259,9 @@ def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
     run.wait(1)
     assert not run.sent()
     run.take(2, failed(suspicion=1, cause="killed"))
-    run.take(1, Beat(""))
+    run.take(1, MachineHeartbeat(""))
     run.wait(2)
-    run.take(1, Beat(""))
+    run.take(1, MachineHeartbeat(""))
     run.wait(0.1)
     ends = run.sent()
     assert [message.cause for _, message in ends if isinstance(message, Failed)] == ["killed"] * 2
@@ -274,8 +274,8 @@ def test_a_rank_that_left_silently_is_blamed_once_a_rank_elsewhere_fails() -> No
         assert not run.sent()
         run.take(1, failed(suspicion=suspicion, cause="its own"))
         run.wait(3)
-        run.take(1, Beat(""))
-        run.take(2, Beat(""))
+        run.take(1, MachineHeartbeat(""))
+        run.take(2, MachineHeartbeat(""))
         run.wait(0.1)
         ends = [message.cause for _, message in run.sent() if isinstance(message, Failed)]
         assert ends == [blamed] * 2
@@ -283,7 +283,7 @@ def test_a_rank_that_left_silently_is_blamed_once_a_rank_elsewhere_fails() -> No
 
 def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to_it() -> None:
     run = Run(2, 2).begun(2)
-    run.take(2, Beat("rank 1 at optimizer step 7"))
+    run.take(2, MachineHeartbeat("rank 1 at optimizer step 7"))
     run.wait(1)
     run.take(1, failed(suspicion=2, cause="victim"))
     run.wait(5)  # machine 1 has not answered
@@ -319,7 +319,7 @@ def test_a_failure_that_a_restart_does_not_help_ends_the_run() -> None:
 
 def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_left() -> None:
     run = Run(2, 2, max_restarts=3)
-    run.coordinator.seen = Seen(failure=Repeats(str).judge)
+    run.coordinator.callbacks = RankCallbacks(failure=Repeats(str).judge)
     run.begun(2)
     site = CrashSite("ValueError", "", Frame("train.py", 7, "f"), 20)
     run.take(2, failed()._replace(site=site))
@@ -376,10 +376,10 @@ def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well
 
 def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is_lost() -> None:
     run, seen, lost = Run(3, 3), list[object](), list[int]()
-    run.coordinator.seen = Seen(lambda *steps: seen.append(steps), lost.append)
+    run.coordinator.callbacks = RankCallbacks(lambda *steps: seen.append(steps), lost.append)
     run.begun(3)
     figures = Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
-    run.take(3, Timing(5, figures))
+    run.take(3, StepTiming(5, figures))
     assert seen == [(5, figures, 2, "n3")]
     run.coordinator.drop(2, "its launcher exited", run.now)
     assert lost == [1]

@@ -16,9 +16,9 @@ from headway.ipc.records import Figures
 from headway.launcher.multinode.connection import ended
 from headway.launcher.multinode.coordinator import Coordinator
 from headway.launcher.multinode.hub import Hub
-from headway.launcher.multinode.member import Member
+from headway.launcher.multinode.hub_client import HubClient
 from headway.launcher.multinode.messages import (
-    Beat,
+    MachineHeartbeat,
     Done,
     Fact,
     Failed,
@@ -71,13 +71,13 @@ class Channel:
         self.hub, self.coordinator = open_hub(
             listener, machines, KEY, self.timeout_s, self.lines.append
         )
-        self.members: list[Member] = []
+        self.members: list[HubClient] = []
 
-    def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> Member:
+    def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> HubClient:
         if link is None:
             own = machine == 0
             link = self.hub.own_end if own else socket.create_connection(self.address)
-        member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
+        member = HubClient(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
         self.members.append(member)
         member.send(
             Join(machine, self.machines, self.machines, f"n{machine}", MachineFacts((), ()))
@@ -98,14 +98,14 @@ def channel(machines: int = 2) -> Iterator[Channel]:
         opened.hub.close(0.5)
 
 
-def begin(some: Channel) -> list[Member]:
+def begin(some: Channel) -> list[HubClient]:
     """Have all machines join, and their ranks start."""
     members = [some.join(machine) for machine in range(some.machines)]
     start_ranks(members)
     return members
 
 
-def start_ranks(members: list[Member]) -> None:
+def start_ranks(members: list[HubClient]) -> None:
     wait_until(lambda: all(member.probe for member in members))
     for member in members:
         member.send(Probed(""))
@@ -117,10 +117,10 @@ def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() ->
         members = begin(some)
         other = some.join(1, key=b"another run's key")
         keyless = some.join(1, key=b"")
-        wait_until(lambda: other.unacceptable and keyless.unacceptable)
+        wait_until(lambda: other.peer_error and keyless.peer_error)
         for peer in (other, keyless):
-            assert peer.unacceptable is not None
-            assert peer.unacceptable.reason == "key"
+            assert peer.peer_error is not None
+            assert peer.peer_error.reason == "key"
         wait_until(lambda: len(some.lines) >= 2)
         assert all("refused a connection from 127.0.0.1" in line for line in some.lines)
         assert not any(member.is_over for member in members)
@@ -165,7 +165,7 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
                     sent += 1
         assert sent == 14
         for member in members:
-            member.send(Beat("still here"))
+            member.send(MachineHeartbeat("still here"))
             member.send(Done())
         wait_until(lambda: all(member.is_all_done for member in members))
         assert not any(member.ended_by or member.lost for member in members)
@@ -193,12 +193,12 @@ def test_an_end_that_closes_unanswered_is_told_from_one_that_speaks_something_el
     said: bytes,
 ) -> None:
     here, there = socket.socketpair()
-    member = Member(here, KEY, 60, str)
+    member = HubClient(here, KEY, 60, str)
     there.sendall(said)
     there.close()
     wait_until(lambda: member.is_over)
-    assert (member.unacceptable is not None) == said.startswith(b"220")
-    assert member.is_closed_unanswered == (member.unacceptable is None)
+    assert (member.peer_error is not None) == said.startswith(b"220")
+    assert member.is_closed_unanswered == (member.peer_error is None)
     member.close()
 
 
@@ -207,7 +207,7 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         main = some.join(0)
         wait_until(lambda: main.accepted)
         link = socket.create_connection(some.address)
-        other = Member(link, KEY, some.timeout_s, str)
+        other = HubClient(link, KEY, some.timeout_s, str)
         other.send(Join(1, 3, 3, "n1", MachineFacts((), ())))
         wait_until(lambda: other.refused)
         other.send(Leave())
@@ -260,7 +260,7 @@ class Relay:
 
 
 @contextmanager
-def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
+def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[HubClient]]:
     """Have a run in which the link of the last machine is cut, in one direction alone.
 
     The end that hears nothing notices it first: the channel's own timeout is 60 s.
@@ -275,9 +275,9 @@ def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
         relay.passes[relay.from_hub if from_hub else relay.to_hub] = False
         if from_hub:
             members[-1].timeout_s = 0.2
-            members[-1].send(Beat(""))
+            members[-1].send(MachineHeartbeat(""))
         else:
-            some.hub.peers[machines].heard_at -= 2 * some.timeout_s
+            some.hub.peers[machines].received_at -= 2 * some.timeout_s
         yield members
         members[-1].close()
 
@@ -300,7 +300,7 @@ def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
     with cut_off(2, from_hub=False) as (main, other):
 
         def is_known() -> object:
-            main.send(Beat(""))  # wakes the hub
+            main.send(MachineHeartbeat(""))  # wakes the hub
             return main.ended_by and other.lost
 
         wait_until(is_known)
@@ -325,7 +325,7 @@ def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> No
         main.close()
         ending = threading.Thread(target=some.hub.close, args=(60.0,))
         ending.start()
-        late = Member(socket.create_connection(some.address), KEY, some.timeout_s, str)
+        late = HubClient(socket.create_connection(some.address), KEY, some.timeout_s, str)
         late.send(Join(1, 2, 2, "n1", MachineFacts((), ())))
         wait_until(lambda: late.is_over)
         assert late.ended_by is not None

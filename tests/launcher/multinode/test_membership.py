@@ -14,8 +14,8 @@ import pytest
 
 from headway.errors import LaunchError
 from headway.ipc.origin import Layer, Origin
-from headway.launcher.multinode import connect
-from headway.launcher.multinode.connect import listen_as_machine_0
+from headway.launcher.multinode import network
+from headway.launcher.multinode.network import listen_as_machine_0
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
@@ -101,8 +101,8 @@ def test_a_machine_without_a_rank_that_has_not_the_main_address_is_told_so(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(membership, "log", lines.append)
-    monkeypatch.setattr(connect, "NOTICE_AFTER_S", 0.0)
-    monkeypatch.setattr(connect, "connect_to", lambda *_: socket.create_connection(("::1", 1)))
+    monkeypatch.setattr(network, "NOTICE_AFTER_S", 0.0)
+    monkeypatch.setattr(network, "connect_to", lambda *_: socket.create_connection(("::1", 1)))
     with pytest.raises(LaunchError):
         machine_1(1, 0.2, main_address="192.0.2.1", machine_rank="auto").join(str)
     assert "pass --machine-rank 0" in lines[0]
@@ -127,9 +127,9 @@ def test_a_machine_without_a_rank_is_machine_0_once_the_main_address_is_its_own(
         raise socket.gaierror("not yet")
 
     connections: list[int] = []
-    monkeypatch.setattr(connect, "resolved", resolved)
-    monkeypatch.setattr(connect, "connect_to", connect_to)
-    monkeypatch.setattr(connect, "listening_host", lambda _: "127.0.0.1")
+    monkeypatch.setattr(network, "resolved", resolved)
+    monkeypatch.setattr(network, "connect_to", connect_to)
+    monkeypatch.setattr(network, "listening_host", lambda _: "127.0.0.1")
     one = machine_1(free_port(), 600, main_address="train-0.train", machine_rank="auto")
     one.join(str)
     assert one.hub is not None
@@ -172,7 +172,7 @@ def test_a_main_address_that_is_none_of_machine_0_is_noted_since_machines_may_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(connect, "log", lines.append)
+    monkeypatch.setattr(network, "log", lines.append)
     with listen_as_machine_0("192.0.2.1", 0) as listener:  # of no machine: RFC 5737
         assert listener.getsockname()[1]
     (line,) = lines

@@ -17,13 +17,13 @@ from headway.ipc import typed
 from headway.launcher.multinode.messages import (
     MAX_DETAILS,
     MAX_LINE,
-    Beat,
+    MachineHeartbeat,
     Done,
     Failed,
     Missing,
     Session,
     StartRound,
-    Unacceptable,
+    InvalidPeer,
     new_greeting,
     read_greeting,
 )
@@ -46,7 +46,7 @@ def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
     hub, member = sessions()
     failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
     start = StartRound(0, 1, 2, 0, "10.0.0.1", 4711)
-    for message in (failed, Done(failed), Done(), Beat(""), start):
+    for message in (failed, Done(failed), Done(), MachineHeartbeat(""), start):
         assert member.open(hub.seal(message).rstrip(b"\n")) == message
         assert hub.open(member.seal(message).rstrip(b"\n")) == message
 
@@ -62,7 +62,7 @@ def test_the_longest_report_of_a_failure_arrives_whatever_its_characters() -> No
 
 def test_a_message_made_with_another_key_is_refused() -> None:
     hub, stranger = sessions(other_key=b"another key, as long")
-    with pytest.raises(Unacceptable) as error:
+    with pytest.raises(InvalidPeer) as error:
         hub.open(*sealed(stranger, "hello"))
     assert error.value.reason == "key"
 
@@ -73,15 +73,15 @@ def test_a_message_that_is_repeated_left_out_or_reordered_is_refused() -> None:
         lines = sealed(member, "a", "b", "c")
         for index in before:
             hub.open(lines[index])
-        with pytest.raises(Unacceptable):
+        with pytest.raises(InvalidPeer):
             hub.open(lines[last])
 
 
 def test_a_message_of_this_end_or_of_another_connection_is_refused() -> None:
     hub, _ = sessions()
-    with pytest.raises(Unacceptable):
+    with pytest.raises(InvalidPeer):
         hub.open(*sealed(sessions()[1], "of another connection"))
-    with pytest.raises(Unacceptable):
+    with pytest.raises(InvalidPeer):
         hub.open(*sealed(hub, "reflected"))
 
 
@@ -90,11 +90,11 @@ def test_no_bytes_and_no_changed_bit_are_taken_for_a_message(
     data: bytes, place: int, bit: int
 ) -> None:
     hub, member = sessions()
-    with pytest.raises(Unacceptable):
+    with pytest.raises(InvalidPeer):
         hub.open(data)
     line = bytearray(sealed(member, "x" * 200)[0])
     line[place] ^= 1 << bit
-    with pytest.raises(Unacceptable):
+    with pytest.raises(InvalidPeer):
         hub.open(bytes(line))
 
 
@@ -104,7 +104,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KINDS = st.sampled_from(
-    ["Join", "MachineReady", "Failed", "StartRound", "Beat", "Restart", "exec", ""]
+    ["Join", "MachineReady", "Failed", "StartRound", "MachineHeartbeat", "Restart", "exec", ""]
 )
 
 
@@ -115,25 +115,25 @@ def test_whatever_one_with_the_key_sends_is_a_message_of_the_declared_types_or_r
     hub, member = sessions()
     text = json.dumps(content)
     with patch.object(typed, "_dumps", lambda *_, **__: text):
-        line = member.seal(Beat("")).rstrip(b"\n")
+        line = member.seal(MachineHeartbeat("")).rstrip(b"\n")
     try:
         message = hub.open(line)
-    except Unacceptable:
+    except InvalidPeer:
         return
     assert json.loads(json.dumps([type(message).__name__, *message])) == json.loads(text)
 
 
 @given(st.binary(max_size=100))
 def test_no_bytes_are_taken_for_a_greeting(data: bytes) -> None:
-    with pytest.raises(Unacceptable):
+    with pytest.raises(InvalidPeer):
         read_greeting(data)
 
 
 def test_a_greeting_of_another_version_says_so() -> None:
     line = new_greeting(KEY).line().rstrip(b"\n")
     assert read_greeting(line).has_key
-    with pytest.raises(Unacceptable) as error:
-        read_greeting(line.replace(b"channel/1", b"channel/2"))
+    with pytest.raises(InvalidPeer) as error:
+        read_greeting(line.replace(b"channel/2", b"channel/3"))
     assert error.value.reason == "version"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.errors import HeadwayError, MachineError
 from headway.ipc.origin import Layer, Origin
-from headway.launcher.clusters.cluster import assigned_rank, cluster_layer, job_in
+from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program

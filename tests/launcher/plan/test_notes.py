@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.records import Uses
+from headway.ipc.records import FeatureUse
 from headway.launcher.plan.notes import unused
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 
-NOTHING = Uses(accelerator=False, group=False)
-GROUP = Uses(accelerator=False, group=True)
-ACCELERATOR = Uses(accelerator=True, group=True)
+NOTHING = FeatureUse(accelerator=False, group=False)
+GROUP = FeatureUse(accelerator=False, group=True)
+ACCELERATOR = FeatureUse(accelerator=True, group=True)
 
 
 def settings(**values: Any) -> Settings:
@@ -57,7 +57,7 @@ def test_ranks_without_a_group_are_named_in_the_same_note() -> None:
         [NOTHING, NOTHING._replace(readers=("accelerate",))],
     ],
 )
-def test_nothing_is_said_where_something_used_the_settings(ranks: list[Uses | None]) -> None:
+def test_nothing_is_said_where_something_used_the_settings(ranks: list[FeatureUse | None]) -> None:
     assert unused(settings(num_processes="2", mixed_precision="bf16"), ranks) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.ipc.records import Ended, ScriptEnd
+from headway.ipc.records import ProcessExit, ScriptEnd
 from headway.ipc.signals import Bell
 from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
@@ -25,7 +25,7 @@ class Run:
         def nothing(*_: object) -> None:
             pass
 
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, ProcessExit] = {}
         self.sent: list[int] = []
         self.elsewhere: Any = None
         starter: Any = SimpleNamespace(
@@ -55,7 +55,7 @@ class Run:
     def send(self, number: int) -> None:
         self.sent.append(number)
         if number == signal.SIGKILL:
-            self.ended[7] = Ended(7, -number, time.time(), leftovers=False)
+            self.ended[7] = ProcessExit(7, -number, time.time(), leftovers=False)
 
 
 def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
@@ -67,7 +67,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
         return []
 
     run = Run(Grace(30, 5, 600), end=end)
-    run.ended[7] = Ended(7, 3, 1.0, leftovers=False)
+    run.ended[7] = ProcessExit(7, 3, 1.0, leftovers=False)
     with pytest.raises(KeyboardInterrupt):
         run.ranks.collect()
     run.ranks.collect()
@@ -76,7 +76,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
 
 def test_the_end_of_a_run_signals_no_rank_whose_number_another_process_may_have() -> None:
     run = Run(Grace(0, 0, 0), will_save=lambda: False)
-    run.ended[7] = Ended(7, 1, 1.0, leftovers=False)
+    run.ended[7] = ProcessExit(7, 1, 1.0, leftovers=False)
     run.ranks.close()
     assert not run.sent
 

@@ -57,7 +57,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def names_this_machine(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
     """Return whether a host, such as localhost, always refers to the local machine."""
     try:
         return is_loopback(host)
@@ -65,9 +65,9 @@ def names_this_machine(host: str) -> bool:
         return host == "localhost"
 
 
-def is_here(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     try:
-        family, end = _end_of(address, 0)
+        family, end = _socket_address(address, 0)
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(end)
     except OSError:
@@ -75,13 +75,13 @@ def is_here(address: str) -> bool:
     return True
 
 
-def _end_of(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+def _socket_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     """Return the family and address of a socket, with the interface of a link-local host."""
     family, _, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return family, end
 
 
-def interface_of(address: str) -> str | None:
+def interface_with(address: str) -> str | None:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -119,7 +119,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     family: int = socket.AF_INET6 if is_dual else socket.AF_INET
     end: tuple[Any, ...] = (host, port)
     if host:
-        family, end = _end_of(host, port)
+        family, end = _socket_address(host, port)
     try:
         return socket.create_server(end, family=family, backlog=2048, dualstack_ipv6=is_dual)
     except OSError as error:
@@ -134,7 +134,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def listening_host(address: str) -> str:
     """Return the main address if other machines can reach it, else "" for all addresses."""
-    if names_this_machine(address):
+    if is_loopback_host(address):
         return address
     try:
         addresses = resolved(address)
@@ -154,7 +154,7 @@ def is_machine_0(rank: int | None, address: str) -> bool:
     if rank is not None:
         return rank == 0
     try:
-        return any(is_here(ip) for ip in resolved(address))
+        return any(is_local_address(ip) for ip in resolved(address))
     except (OSError, UnicodeError):
         return False
 
@@ -170,10 +170,10 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
 
 def connect_to(address: str, port: int) -> socket.socket:
     """Connect to another machine; a signal handler's exception interrupts the wait."""
-    return result_of(begin_call(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S))
+    return wait_for_call(start_call(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S))
 
 
-def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+def start_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
     """Run a blocking C call in a daemon thread, so that signal handlers can run."""
     called: futures.Future[T] = futures.Future()
 
@@ -187,7 +187,7 @@ def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures
     return called
 
 
-def result_of(called: futures.Future[T], poll: Callable[[], None] = lambda: None) -> T:
+def wait_for_call(called: futures.Future[T], poll: Callable[[], None] = lambda: None) -> T:
     """Wait for a started call; exceptions of signal handlers and `poll` interrupt the wait."""
     while not futures.wait([called], CHECK_EVERY_S).done:
         poll()

@@ -29,8 +29,8 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
     a rank is not part of that rank's run.
     """
     wanted = _wanted(layers)
-    may_be_on_one = any(name.startswith(SIGNS) for name in environ) and not _is_inside_rank(environ)
-    if wanted == NO_CLUSTER or (wanted == AUTO and not may_be_on_one):
+    has_signs = any(name.startswith(SIGNS) for name in environ) and not _is_inside_rank(environ)
+    if wanted == NO_CLUSTER or (wanted == AUTO and not has_signs):
         return NOTHING
     from headway.launcher.clusters.table import layer_of
 
@@ -42,8 +42,8 @@ def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | Non
 
     If the user sets num_machines or machine_rank, the cluster started one launch per machine.
     """
-    typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
-    if typed or settings.cluster == NO_CLUSTER:
+    is_per_machine = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
+    if is_per_machine or settings.cluster == NO_CLUSTER:
         return None
     from headway.launcher.clusters.table import row_of
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headway.errors import Code, Problem
+from headway.ipc.numbering import Environ
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import Ranks
 from headway.settings.profile import Entries, Entry
 
-Environ = Mapping[str, str]
 FIX = "pass --num-machines and --main-address, or --cluster none for a run on this machine alone"
 _FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 
-class Cluster(NamedTuple):
+class ClusterKind(NamedTuple):
     """A kind of cluster.
 
     `derive` returns the settings that must be computed from variables; an unusable entry has
@@ -25,26 +25,26 @@ class Cluster(NamedTuple):
     """
 
     name: str  # value of the setting `cluster`
-    is_here: Callable[[Environ], bool]  # whether this process runs on such a cluster
+    is_detected: Callable[[Environ], bool]  # whether this process runs on such a cluster
     variables: Mapping[str, str]  # setting -> variable that holds its value
     derive: Callable[[Environ], Entries]
     task: Callable[[Environ], Ranks | None] = lambda _: None
     job_variable: str = ""  # holds the id of the scheduler's job
-    hides: tuple[str, ...] = ()  # clusters that are not compared with this one
+    overrides: tuple[str, ...] = ()  # clusters that are not compared with this one
 
 
 def origin_of(variable: str, reason: str = "") -> Origin:
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
-def faulty(variable: str, what: str, fix: str = FIX) -> Entries:
+def invalid(variable: str, what: str, fix: str = FIX) -> Entries:
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=("num_machines",))
     return {"num_machines": Entry("1", origin_of(variable), faults=(problem,))}
 
 
 def unreadable(variable: str, what: str, error: Exception) -> Entries:
     reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
-    return faulty(variable, f"{what}: {reason}")
+    return invalid(variable, f"{what}: {reason}")
 
 
 def port_from(text: str) -> str:

@@ -12,15 +12,15 @@ from contextlib import suppress
 
 from headway.ipc.signals import Bell
 from headway.launcher.multinode import messages
-from headway.launcher.multinode.connect import CHECK_EVERY_S, plain_address
-from headway.launcher.multinode.connection import Connection, ended, lost_link, silence, time_of_day
+from headway.launcher.multinode.network import CHECK_EVERY_S, plain_address
+from headway.launcher.multinode.connection import Connection, closed, lost_link, silence, clock_time
 
 
-class Member:
+class HubClient:
     """A machine's membership. Its thread sets the attributes; `word` returns the progress."""
 
     def __init__(
-        self, link: socket.socket, key: bytes, machine_timeout_s: float, word: Callable[[], str]
+        self, link: socket.socket, key: bytes, machine_timeout_s: float, progress: Callable[[], str]
     ) -> None:
         self.accepted: messages.Accepted | None = None
         self.refused: messages.Rejected | None = None
@@ -35,19 +35,19 @@ class Member:
         """Called by the thread when another machine ends the run's grace period."""
         self.lost: str | None = None  # why machine 0 was lost
         self.is_silent = False  # machine 0 was lost because it sent nothing
-        self.unacceptable: messages.Unacceptable | None = None  # the other end is not machine 0
+        self.peer_error: messages.InvalidPeer | None = None  # the other end is not machine 0
         self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
         self.connection = Connection(link, key, is_hub=False)
         self.timeout_s = machine_timeout_s
-        self._word = word
-        self._last_word = ""
+        self._progress = progress
+        self._last_progress = ""
         self._to_send: deque[messages.Message] = deque()
         self._bell = Bell()
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
-        self._woken_end, self._waking_end = socket.socketpair()
-        self._selector.register(self._woken_end, selectors.EVENT_READ)
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ)
         self._selector.register(link, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="headway-member", daemon=True)
         self._thread.start()
@@ -57,12 +57,12 @@ class Member:
         self._to_send.append(message)
         self._wake()
 
-    def wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
-        """Wait for `is_so`, or for the end of the run or connection; return `is_so()`."""
+    def wait(self, condition: Callable[[], bool], within_s: float) -> bool:
+        """Wait for `condition`, or for the end of the run or connection; return `condition()`."""
         until = time.monotonic() + within_s
-        while not is_so() and not self.is_over and (left_s := until - time.monotonic()) > 0:
+        while not condition() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             self._bell.wait(min(left_s, CHECK_EVERY_S))
-        return is_so()
+        return condition()
 
     @property
     def is_over(self) -> bool:
@@ -72,7 +72,7 @@ class Member:
     @property
     def is_lost(self) -> bool:
         """Whether the connection ended before the run."""
-        return self.lost is not None or self.unacceptable is not None
+        return self.lost is not None or self.peer_error is not None
 
     @property
     def is_closed_unanswered(self) -> bool:
@@ -86,48 +86,48 @@ class Member:
         self._wake()
         while self._thread.is_alive():
             self._thread.join(CHECK_EVERY_S)
-        self._waking_end.close()
+        self._wakeup_writer.close()
 
     def _wake(self) -> None:
         with suppress(OSError):  # the thread has ended
-            self._waking_end.send(b"\0")
+            self._wakeup_writer.send(b"\0")
 
     def _serve(self) -> None:
-        heard_at = polled_at = time.monotonic()
+        received_at = polled_at = time.monotonic()
         try:
             while not (self._is_closing and not self._has_unsent):
                 ready = self._selector.select(self.timeout_s / 4)
                 now = time.monotonic()
                 if now > polled_at + self.timeout_s / 2:  # this process was suspended
-                    heard_at = now
+                    received_at = now
                 polled_at = now
                 for key, events in ready:
-                    if key.fileobj is self._woken_end:
-                        self._woken_end.recv(4096)
+                    if key.fileobj is self._wakeup_reader:
+                        self._wakeup_reader.recv(4096)
                     elif events & selectors.EVENT_READ and self._receive():
-                        heard_at = now
+                        received_at = now
                 self._send_all()
-                if self.accepted is not None and now > heard_at + self.timeout_s:
-                    self._leave_unheard(now - heard_at)
+                if self.accepted is not None and now > received_at + self.timeout_s:
+                    self._report_timeout(now - received_at)
                     break
-        except messages.Unacceptable as error:
-            self.unacceptable = error
+        except messages.InvalidPeer as error:
+            self.peer_error = error
         except (EOFError, OSError) as error:
             if self.connection.has_part and not self.has_greeted:
-                self.unacceptable = messages.not_ours()
+                self.peer_error = messages.protocol_mismatch()
             else:
-                self.lost = self.lost or ended(error)
+                self.lost = self.lost or closed(error)
         finally:
             self.connection.close()
             self._selector.close()
-            self._woken_end.close()
+            self._wakeup_reader.close()
             self._bell.ring()
 
-    def _leave_unheard(self, seconds: float) -> None:
+    def _report_timeout(self, seconds: float) -> None:
         """Send machine 0, which may still receive it, the reason for closing the connection."""
         self.lost = silence(seconds)
         self.is_silent = True
-        self.connection.put(messages.HeartbeatLost(time_of_day(seconds)))
+        self.connection.put(messages.HeartbeatLost(clock_time(seconds)))
         self.connection.flush()
 
     @property
@@ -136,23 +136,23 @@ class Member:
         return can_send or self.connection.has_unsent
 
     def _receive(self) -> bool:
-        has_come = False
+        has_received = False
         for message in self.connection.receive():
-            has_come = True
-            self._take(message)
+            has_received = True
+            self._handle(message)
         if self.connection.has_greeted and not self.has_greeted:
-            self.has_greeted = has_come = True
+            self.has_greeted = has_received = True
         self._bell.ring()
-        return has_come
+        return has_received
 
-    def _take(self, message: messages.Message) -> None:
+    def _handle(self, message: messages.Message) -> None:
         if isinstance(message, messages.Accepted):
             self.timeout_s = message.machine_timeout_s
             self.accepted = message
-        elif isinstance(message, messages.Beat):
-            word = self._word()
-            self._to_send.append(messages.Beat("" if word == self._last_word else word))
-            self._last_word = word
+        elif isinstance(message, messages.MachineHeartbeat):
+            progress, last = self._progress(), self._last_progress
+            self._to_send.append(messages.MachineHeartbeat("" if progress == last else progress))
+            self._last_progress = progress
         elif isinstance(message, messages.StartRound):
             self.restart, self.probe = None, None
             self.round = message
@@ -175,7 +175,7 @@ class Member:
             if message.ends_grace:
                 self.on_grace_end()
         else:
-            raise messages.Unacceptable(f"{type(message).__name__} is not a message from machine 0")
+            raise messages.InvalidPeer(f"{type(message).__name__} is not a message from machine 0")
 
     def _send_all(self) -> None:
         while self.has_greeted and self._to_send:
