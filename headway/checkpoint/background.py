@@ -28,7 +28,7 @@ from headway.ipc.stderr import flush_streams
 
 
 class Background:
-    """Background writer of one checkpoint at a time; all ranks call each method together.
+    """Writes one checkpoint at a time in the background; all ranks call each method together.
 
     The copies of the tensors are kept, so that the next checkpoint reuses their memory.
 
@@ -53,7 +53,7 @@ class Background:
             group = self._own_group()
         self._written.clear()
         thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
-        thread.daemon = True  # Python would join it, where signals would kill the process
+        thread.daemon = True  # Python joins other threads at exit, when signals kill the process
         thread.start()
         self._thread = thread
         if self._join not in before_leaving:

@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints of a training; all ranks call this together."""
+"""Saves and loads checkpoints of a training; all ranks call each method together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Checkpointer:
     """Saves the state of a training to folders, and restores it.
 
     Args:
-        project: how checkpoints are named, and how many are kept.
+        project: the names and the number of kept checkpoints.
         began_at: start time of the job in seconds since the epoch, for the manifest.
         extra_files: JSON files that rank 0 adds to each checkpoint: functions by file name.
     """
@@ -61,7 +61,7 @@ class Checkpointer:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self._lock: ProjectLock | None = None  # on the project; on rank 0 only
+        self._lock: ProjectLock | None = None  # of the project; rank 0 only
         self._began_at = began_at
         self._extra_files = extra_files or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -144,17 +144,17 @@ class Checkpointer:
         self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
-        """Save the checkpoint that is due, if any, and wait until the latest is written."""
+        """Save a due checkpoint, if any, and wait until the latest checkpoint is written."""
         self.training.run.checkpoint.take()
         if self._background is not None:
             self._background.wait()
 
-    def take_at_exit(self) -> None:
-        """Save the checkpoint that is due unless the script has failed, and wait for the write."""
+    def save_due_at_exit(self) -> None:
+        """Save a due checkpoint unless the script has failed, and wait for the write."""
         if getattr(sys, "last_type", None) is None:
             try:
                 self.training.run.checkpoint.take()
-            except Exception as error:  # noqa: BLE001  any error makes the exit fail
+            except Exception as error:  # noqa: BLE001  any error fails the exit
                 from headway.checkpoint.background import fail_at_exit
 
                 fail_at_exit(error)
@@ -162,10 +162,10 @@ class Checkpointer:
                 self._background.end()
 
     def close(self) -> None:
-        """Save the checkpoint that is due, wait on this rank only, and unlock the project.
+        """Save a due checkpoint, wait for the write on this rank only, and unlock the project.
 
         Raises:
-            CheckpointError: this rank could not save it.
+            CheckpointError: this rank could not save the checkpoint.
         """
         try:
             self.training.run.checkpoint.take()
@@ -202,7 +202,7 @@ class Checkpointer:
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include these objects' states, as they are on rank 0, in checkpoints."""
+        """Include the states of these objects on rank 0 in checkpoints."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)
@@ -235,8 +235,8 @@ class Checkpointer:
         def require_same_names() -> None:
             if [[*weight] for weight in weights] != saved:
                 raise UsageError(
-                    "a save_state() hook left different weights than on rank 0, but each rank holds"
-                    " a part of a sharded model",
+                    "a save_state() hook left different weights than on rank 0, but each rank saves"
+                    " its shard of the model",
                     where=f"rank {rank_and_size()[0]}",
                     fix="change the hook's list of weights in the same way on every rank",
                 )
@@ -252,7 +252,7 @@ class Checkpointer:
         return weights
 
     def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
-        """Call the load hooks; return the models left to load after a check on all ranks."""
+        """Call the load hooks; check on all ranks, and return, the models left to load."""
         from headway.checkpoint.saving import agree
 
         models = self.training.inner_models
@@ -262,7 +262,7 @@ class Checkpointer:
         return models
 
     def lock_checkpoints(self, project: Path) -> bool:
-        """Return whether this run has locked the checkpoints of `project`; log once if not."""
+        """Lock the checkpoints of `project`; return whether this succeeded, and log once if not."""
         lock = self._lock
         if lock is None or lock == ProjectLock(None):
             self._lock = lock = lock_project(project)

@@ -167,9 +167,9 @@ def save_weights(
 ) -> None:
     """Save a state dict to a single file, or to several files with an index; see `save_model`.
 
-    If tensors are sharded, every rank calls this, and only the rank with `writes` writes; at most
-    one file's tensors are gathered at a time. `read_full` gathers a tensor, and is called on every
-    rank in the same order.
+    If tensors are sharded, every rank calls this, but only the rank with `writes=True` writes; the
+    tensors of at most one file are gathered at a time. `read_full` gathers a tensor, and is called
+    in the same order on every rank.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)
@@ -251,7 +251,7 @@ def _shards(state: Mapping[str, Any], limit: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     room = limit
     for name, tensor in state.items():
-        size = getattr(tensor, "nbytes", 0)  # not every extra state is a tensor
+        size = getattr(tensor, "nbytes", 0)  # an extra state may not be a tensor
         room -= size
         if room < 0 and shards[-1]:
             shards.append([])

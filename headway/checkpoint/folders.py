@@ -69,7 +69,7 @@ class Candidate(NamedTuple):
 # ---------------------------------------------------------------------- write
 
 
-def begin(target: Path) -> Path:
+def create_pending(target: Path) -> Path:
     if target.name in ("", ".."):
         raise CheckpointError(
             "a checkpoint replaces its folder, but this path has no name",
@@ -90,7 +90,7 @@ def begin(target: Path) -> Path:
 
 
 def require_shared(pending: Path) -> None:
-    """Raise CheckpointError if this rank does not see the folder created on rank 0."""
+    """Raise CheckpointError if this rank cannot see the folder created on rank 0."""
     with suppress(OSError):
         # makes a network file system ask its server instead of its cache
         pending.parent.mkdir(parents=True, exist_ok=True)
@@ -103,10 +103,10 @@ def require_shared(pending: Path) -> None:
 
 
 def commit(pending: Path, target: Path) -> None:
-    """Rename a folder created by `begin`, with its manifest, to the checkpoint's name.
+    """Rename a folder created by `create_pending`, with its manifest, to the checkpoint's name.
 
-    An older checkpoint of this name is replaced atomically and removed. If renaming fails, it
-    remains.
+    An older checkpoint of this name is replaced atomically and removed. If renaming fails, the
+    older checkpoint remains.
     """
     try:
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
@@ -210,7 +210,7 @@ def recover(target: Path) -> None:
             complete.append((verify(candidate).saved_at, candidate))
         except CheckpointError as error:
             problem = error.problems[0]
-    if problem and not complete:  # of the checkpoint that was to be replaced
+    if problem and not complete:  # of the checkpoint to be replaced
         fix = f"move {candidate} away to use earlier checkpoints, if any"
         raise CheckpointError(problem.what, where=problem.where, fix=fix)
     try:
@@ -231,7 +231,7 @@ def recover(target: Path) -> None:
 def remove(path: Path) -> bool:
     """Remove a checkpoint or a leftover; return whether it was removed completely.
 
-    It is renamed first, so that a partly removed folder does not look like a checkpoint.
+    The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
     """
     trash = path.with_name(f".trash-{os.urandom(4).hex()}")
     with suppress(OSError):  # removed by another process, or permission denied
@@ -246,8 +246,8 @@ def remove(path: Path) -> bool:
 def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]:
     """Remove all but the newest `keep` checkpoints; return whether each was removed completely.
 
-    With `start`, only generated names with this prefix count. Symbolic links are neither counted
-    nor removed.
+    With `start`, only checkpoints whose generated names have this prefix are considered. Symbolic
+    links are neither counted nor removed.
     """
     paths = [checkpoint.path for checkpoint in own_checkpoints_in(folder)]
     own = [path for path in paths if start is None or _number(path.name, start) is not None]
@@ -268,7 +268,7 @@ def named_folder(project: Path, start: str, number: int) -> Path:
 
 
 def next_number(project: Path) -> int:
-    """Return the next unused number; damaged checkpoints count as used."""
+    """Return the next unused number; damaged checkpoints also use a number."""
     numbers = (_number(path.name, NUMBERED) for path in paths_in(project / FOLDER))
     return 1 + max((number for number in numbers if number is not None), default=-1)
 
@@ -317,7 +317,7 @@ def _number(name: str, start: str) -> int | None:
 
 
 def candidates(project: Path) -> list[Candidate]:
-    """Return the checkpoints in a project's folder and its `checkpoints`, the newest last.
+    """Return the checkpoints in a project and in its subfolder `checkpoints`, the newest last.
 
     A checkpoint with a damaged manifest is included, with the folder's modification time.
     """
@@ -334,7 +334,7 @@ def newest_in(folder: Path) -> Path | None:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at a path, or the newest of the project at this path.
+    """Return the checkpoint at a path, or the newest checkpoint of the project at this path.
 
     Any other path is returned unchanged: reading it raises the error.
     """
@@ -351,7 +351,7 @@ def candidates_in(folder: Path) -> list[Candidate]:
             manifest = read_manifest(path)
             found.append(Candidate(manifest.saved_at, path, manifest))
         except CheckpointError:
-            if not is_absent(path):  # else removed meanwhile
+            if not is_absent(path):  # else another process removed it
                 found.append(Candidate(_mtime(path), path))
     return sorted(found)
 
@@ -397,7 +397,7 @@ class ProjectLock(NamedTuple):
 
     fd: int | None  # of the locked file, which stays open; None: not locked by this run
     holder: str = ""  # the process of another run that holds the lock
-    problem: str = ""  # why the lock could not be tested
+    problem: str = ""  # reason if the lock could not be tested
 
 
 def lock_project(project: Path) -> ProjectLock:
@@ -441,7 +441,7 @@ def remove_leftovers(project: Path) -> None:
     except CheckpointError as error:
         left = [Path(error.problems[0].where)]
     if left:
-        log(f"note: cannot remove what an interrupted save left: {shown(str(left[0]))}")
+        log(f"note: cannot remove the leftovers of an interrupted save: {shown(str(left[0]))}")
 
 
 class SaveStatus(str, Enum):

@@ -1,4 +1,4 @@
-"""Loads a checkpoint on all ranks together, after verifying all of it."""
+"""Loads a checkpoint on all ranks together, after verifying all its files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
 
 @contextmanager
 def reading_state(folder: Path) -> Iterator[None]:
-    """Convert errors in the block from malformed state to CheckpointError."""
+    """Convert errors that malformed state causes in the block to CheckpointError."""
     try:
         yield
     except CheckpointError:  # a subclass of ValueError

@@ -48,7 +48,7 @@ class Manifest(NamedTuple):
 def describe_files(
     folder: Path, paths: Iterable[str], *, known: Mapping[str, int] = MappingProxyType({})
 ) -> list[File]:
-    """Flush files to disk, and return them with their checksums.
+    """Flush files to disk, and return their sizes and checksums.
 
     `known` contains the CRC-32 of files that need not be read.
     """
@@ -160,7 +160,7 @@ def read_json(path: Path) -> Any:
 def verify(folder: Path) -> Manifest:
     """Verify that all files of a checkpoint exist and are unchanged; return its manifest.
 
-    If another process replaces the checkpoint meanwhile, the new checkpoint is verified.
+    If another process replaces the checkpoint during this, the new checkpoint is verified.
     """
     for _ in range(_MAX_ATTEMPTS):
         manifest = read_manifest(folder)
@@ -172,7 +172,7 @@ def verify(folder: Path) -> Manifest:
     raise CheckpointError(
         f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was read",
         where=shown(str(folder)),
-        fix="do not save to the same folder in another run meanwhile",
+        fix="do not save to the same folder in another run while this runs",
     )
 
 
@@ -191,7 +191,7 @@ def _find_damage(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 
 def _difference(folder: Path, file: File) -> str:
-    """Return how a file differs from the manifest, or an empty string."""
+    """Describe how a file differs from the manifest; empty if it does not."""
     with open_regular(folder / file.path) as handle:
         size = os.fstat(handle).st_size
         if size != file.size:

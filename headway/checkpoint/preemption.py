@@ -85,14 +85,14 @@ class ResumedRun(_EpochCounter):
 
 
 class Interval(NamedTuple):
-    """Interval between checkpoints in optimizer steps or seconds; always due without either."""
+    """Interval between checkpoints in optimizer steps or seconds; without either, always due."""
 
     steps: int | None = None
     seconds: int | None = None
 
 
 class Schedule:
-    """Schedule of periodic saves, independent of clock and ranks.
+    """Schedule of periodic saves; does not access the clock or other ranks.
 
     Attributes:
         check_at: the step before which no save can be due.
@@ -126,10 +126,10 @@ class _NoOptimizerYet:
 
 
 class Preemption:
-    """Preemption handling: saves before the deadline, exits on all ranks together, and resumes.
+    """Handles preemption: saves before the deadline, exits on all ranks together, and resumes.
 
     Stop signals are trapped from the first `checkpoint()` or `should_stop` until `release()`.
-    `end` is called to end the training before this process exits.
+    `end` is called before this process exits, to end the training.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Preemption:
         self._interval = Interval()  # parsed from `_every`
         self._signals: StopSignals | None = None  # set by the first `checkpoint()` or `should_stop`
         self._request = StopRequest.NONE  # agreed on by all ranks
-        self._stepping: Any = (_NoOptimizerYet,)  # optimizers
-        self._resumed_with: int | None = None  # number of prepared objects in `resume`
+        self._optimizers: Any = (_NoOptimizerYet,)
+        self._resumed_with: int | None = None  # number of objects prepared before `resume`
         self._exit_code: int | None = None  # set once this process is exiting
         self._at_end: Callable[[], object] = bool  # atexit hook for a due checkpoint
         self._report: Callable[[], object] = bool  # atexit hook of a resumed run
@@ -163,7 +163,7 @@ class Preemption:
         due = self._training.run.checkpoint
         if every is not None and due.action is None:
             check_at = self._schedule.check_at
-            for optimizer in self._stepping:
+            for optimizer in self._optimizers:
                 if optimizer.step_count >= check_at:
                     break
             else:
@@ -180,7 +180,7 @@ class Preemption:
         if self._request is StopRequest.NONE and not self._training.accumulation.is_open:
             with self._training.progress.calling("should_stop"):
                 meet("should_stop")
-                self._note(self._by_calls.ask(self._trap_signals().request))
+                self._record_request(self._by_calls.ask(self._trap_signals().request))
         return self._request is not StopRequest.NONE
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
@@ -188,7 +188,7 @@ class Preemption:
 
         project = self._checkpoints.project_folder("resume")
         meet("resume()")
-        self._checkpoints.wait_for_checkpoint()  # else it would look like a leftover
+        self._checkpoints.wait_for_checkpoint()  # else `resume` would treat it as a leftover
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
@@ -255,8 +255,8 @@ class Preemption:
             return None
         meet("checkpoint(...)")
         self._require_prepared_before()
-        self._stepping = self._training.optimizers
-        if every is not None and not self._stepping:
+        self._optimizers = self._training.optimizers
+        if every is not None and not self._optimizers:
             raise UsageError(
                 "checkpoint(every=...) saves between optimizer steps, but no optimizer is prepared",
                 where=f"the script's checkpoint(every={every!r})",
@@ -270,8 +270,8 @@ class Preemption:
         self._schedule.saved(step, time.monotonic())
         if due.mark(take):
             atexit.unregister(self._at_end)
-            take_at_exit = WeakMethod(self._checkpoints.take_at_exit)
-            self._at_end = lambda: (take_at_exit() or bool)()
+            save_due_at_exit = WeakMethod(self._checkpoints.save_due_at_exit)
+            self._at_end = lambda: (save_due_at_exit() or bool)()
             atexit.register(self._at_end)
             return str(named_folder(project, STEP, step))
         return take()
@@ -281,7 +281,7 @@ class Preemption:
         with self._training.progress.calling("checkpoint"):
             folder = self._save_step(project, step, allow_pickle, wait or must_stop)
         if must_stop:
-            self._leave(folder, step)
+            self._exit(folder, step)
         return folder
 
     def _is_due(self, step: int) -> bool:
@@ -292,7 +292,7 @@ class Preemption:
             is_late = schedule.is_late(interval, time.monotonic())
             asked = self._trap_signals().request
             request, is_late = self._by_steps.agree(step, asked, is_due=is_late)
-            self._note(request)
+            self._record_request(request)
             is_due |= is_late
         schedule.schedule_check(interval, step, self._by_steps.next_at)
         return is_due
@@ -331,16 +331,16 @@ class Preemption:
             self._training.progress.note_use(resuming=True)
         return self._signals
 
-    def _note(self, request: StopRequest) -> None:
+    def _record_request(self, request: StopRequest) -> None:
         self._request = request
         if request is not StopRequest.NONE:
-            self._schedule.check_at = 0  # at once
+            self._schedule.check_at = 0  # check at the next call
 
-    def _leave(self, folder: str, step: int) -> NoReturn:
+    def _exit(self, folder: str, step: int) -> NoReturn:
         signals = self._trap_signals()
         self._exit_code = signals.exit_code(self._request)
-        self._schedule.check_at = 0  # at once
-        log_stopped(self._request, step, folder, self._hint())
+        self._schedule.check_at = 0  # check at the next call
+        log_stopped(self._request, step, folder, self._resume_hint())
         self._signals = None
         atexit.unregister(self._report)
         self._report = bool
@@ -348,7 +348,7 @@ class Preemption:
         self._end()
         raise SystemExit(self._exit_code)
 
-    def _hint(self) -> str:
+    def _resume_hint(self) -> str:
         settings = self._settings
         if settings.run.resume in (None, *NEWEST):
             return "run the same command again to resume"
@@ -487,7 +487,7 @@ def _problems(errors: list[CheckpointError]) -> list[Problem]:
 def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
     """Return the checkpoints that this launch saved before it restarted the ranks, newest last.
 
-    A damaged checkpoint does not identify its launch; it counts if it is newer than another
+    A damaged checkpoint does not identify its launch; it is included if it is newer than another
     checkpoint of this launch.
     """
     if not is_restart() or not settings.run.began_at:

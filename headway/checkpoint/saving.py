@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from headway._version import __version__
 from headway.checkpoint.folders import (
-    begin,
     commit,
+    create_pending,
     keep_unlisted,
     next_saved_at,
     remove,
@@ -46,7 +46,7 @@ _RANK_FILE = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 class Contents(NamedTuple):
     """Contents of a checkpoint: values and tensors in lists, tuples and dicts.
 
-    `shared` is the same on all ranks, except for DTensors, of which each rank holds a shard.
+    `shared` is equal on all ranks, except that each rank has its shard of each DTensor.
     """
 
     shared: Mapping[str, Any]
@@ -93,8 +93,8 @@ def prepare_checkpoint(
     """
     rank, _ = rank_and_size()
 
-    name = on_rank_0(lambda: begin(target).name)
-    # absolute, because a hook or the script may change its working directory
+    name = on_rank_0(lambda: create_pending(target).name)
+    # absolute, because a hook or the script may change the working directory
     target = agree(target.absolute)
     pending = target.with_name(name)
     tensors: dict[str, torch.Tensor] = {}
@@ -153,7 +153,7 @@ def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:
-    """Return the files that this rank describes: its own, and on rank 0 also common files."""
+    """Return the files that this rank checksums: its own, and on rank 0 also shared files."""
     files = []
     for path in sorted(files_below(folder)):
         match = _RANK_FILE.match(path)

@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 
 class StopRequest(IntEnum):
-    """Why the job must stop; if there are several requests, the greatest counts."""
+    """Reason for stopping the job; of several requests, the greatest applies."""
 
     NONE = 0
     TIME_LIMIT = 1
@@ -59,7 +59,7 @@ class StopSignals:
         return self._received or (StopRequest.TIME_LIMIT if is_late else StopRequest.NONE)
 
     def exit_code(self, request: StopRequest) -> int:
-        """Return the exit code for a request; the launcher replaces that of Ctrl-C."""
+        """Return the exit code for a request; a launcher replaces the exit code of Ctrl-C."""
         is_alone = not self._progress.is_connected
         return INTERRUPTED if request is StopRequest.SIGINT and is_alone else STOPPED_AND_SAVED
 
@@ -67,21 +67,21 @@ class StopSignals:
         """Trap stop signals; Python allows this only in the main thread."""
         before = {stop: signal.getsignal(stop) for stop in signals.STOPS}
         self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
-        signals.trap(self._note, *self._before)
+        signals.trap(self._record, *self._before)
         os.register_at_fork(after_in_child=self._reset_child)
         self._progress.note_use(stopping=True)
         self._progress.send(WillSave())
 
     def may_be_killed(self) -> bool:
         """Return whether SIGTERM has no handler of the script, and no save is in progress."""
-        is_ours = signal.getsignal(signal.SIGTERM) == self._note
+        is_ours = signal.getsignal(signal.SIGTERM) == self._record
         is_alone = is_ours and signals.is_default_handler(self._before[signal.SIGTERM])
         return is_alone and not self._progress.is_saving
 
     def release(self) -> None:
         """Restore the previous signal handlers unless the script replaced ours."""
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._note:
+            if signal.getsignal(number) == self._record:
                 signals.restore_handlers({number: before})
         self._before = {}
         self._progress.send(WillSave(False))
@@ -90,23 +90,23 @@ class StopSignals:
         """Ignore further requests while this process exits, except a second Ctrl-C."""
         self._received = self.request or StopRequest.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
-        if before is not None and signal.getsignal(signal.SIGINT) == self._note:
+        if before is not None and signal.getsignal(signal.SIGINT) == self._record:
             signals.restore_handlers({signal.SIGINT: before})
         atexit.register(self._ignore)  # the last registered handler is called first
 
     def _ignore(self) -> None:
         """Ignore signals until exit, because Python runs no handlers during shutdown."""
         for number in self._before:
-            if signal.getsignal(number) == self._note:
+            if signal.getsignal(number) == self._record:
                 signals.ignore(number)
 
     def _reset_child(self) -> None:
-        """Restore SIGTERM's handler in a forked child; its parent handles everything else."""
+        """Restore SIGTERM's handler in a forked child; the parent handles the other signals."""
         before = self._before.get(signal.SIGTERM)
-        if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
+        if before is not None and signal.getsignal(signal.SIGTERM) == self._record:
             signals.restore_handlers({signal.SIGTERM: before})
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # loader workers continue until the rank exits
             return
         before = self._before[number]
@@ -131,7 +131,7 @@ def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
 
 
 class Agreement:
-    """Periodic agreement of all ranks every few units (steps or calls), timed by rank 0."""
+    """Periodic agreement of all ranks, every few steps or calls (units), timed by rank 0."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -158,7 +158,7 @@ class Agreement:
     ) -> tuple[StopRequest, bool]:
         """Return the agreed request, and whether a save is due; all ranks call this at `unit`.
 
-        `is_due` counts only on rank 0.
+        `is_due` is used only on rank 0.
         """
         now, before, units = time.monotonic(), self._agreed_at, unit - self._unit
         self._agreed_at, self._unit = now, unit

@@ -50,7 +50,7 @@ class Part(NamedTuple):
     offsets: tuple[int, ...]  # in the tensor, by dimension
     sizes: tuple[int, ...]
     file: str  # in the same folder
-    start: int  # byte in the file
+    start: int  # first byte in the file
     length: int  # bytes, including torch.save's header
 
 
@@ -187,7 +187,7 @@ class _Checksummed(io.RawIOBase):
 
 
 class SavedTensors:
-    """The tensors in a folder of `save_tensors`; `meta_tensors` contains them as meta tensors."""
+    """Tensors in a folder written by `save_tensors`; `meta_tensors` has their shapes and dtypes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

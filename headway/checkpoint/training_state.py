@@ -172,7 +172,7 @@ class SavedState:
                 ) from cause
 
     def _restore_parts(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
-        """Restore each part; yield its name before."""
+        """Restore each part, after yielding its name."""
         pairs = zip(models, self.shared["models"], strict=True)
         for number, (model, weights) in enumerate(pairs):
             yield f"model {number}"
@@ -203,9 +203,9 @@ class _Objects(_Part):
         raise NotImplementedError
 
     def pairs(self, checkpoint: SavedState) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the name, the saved state and the live object of each object.
+        """Yield each object's name, its saved state and the live object.
 
-        Raises CheckpointError unless this run has as many objects, of the same classes.
+        Raises CheckpointError unless this run has the same number and classes of objects.
         """
         all_saved, all_live = checkpoint.shared[self.name], self.live()
         checkpoint.require_equal(f"number of {self.name}", len(all_saved), len(all_live))
@@ -249,7 +249,7 @@ class Optimizers(_Objects):
         ]
 
     def check(self, checkpoint: SavedState) -> None:
-        """Raise CheckpointError also if parameter groups or their parameters differ."""
+        """Raise CheckpointError if classes, parameter groups or parameters differ."""
         names = _names_of_parameters(self._training)
         for name, saved, live in self.pairs(checkpoint):
             groups = saved["parameters"], _parameters_of(live, names)
@@ -409,7 +409,7 @@ class LoaderPositions(_Part):
                 total = position["total"] * checkpoint.shared["accumulation"]["steps"]
                 here = loader.total_batch_size * self._training.accumulation.steps
                 what = "samples per optimizer step within an epoch"
-                fix = f"pass Accelerator(global_batch_size={total}), or load one at an epoch's end"
+                fix = f"pass Accelerator(global_batch_size={total}), or load one between epochs"
                 checkpoint.require_equal(what, total, here, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -587,7 +587,7 @@ def shard_like(training: Training) -> Like:
     parameter = next(iter(sharded.values()), None)
     for number, obj in enumerate(training.registered if sharded else ()):
         tensors: dict[str, torch.Tensor] = {}
-        with suppress(Exception):  # there may be no state yet
+        with suppress(Exception):  # the object may not have state yet
             encode(obj.state_dict(), f"shared.objects.{number}.state", tensors)
         sharded |= {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
@@ -614,8 +614,8 @@ def _parameters(training: Training) -> list[torch.nn.Parameter]:
 def diverging_buffers(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
     """Return each model's buffers that differ from rank 0's; every rank calls this.
 
-    DDP broadcasts rank 0's buffers before most forward passes, in which each rank then changes its
-    own. Buffers equal to rank 0's are None; with a single rank the result is empty.
+    DDP broadcasts rank 0's buffers before most forward passes, and each forward pass may change
+    them. Buffers equal to rank 0's are None; with a single rank the result is empty.
     """
     if rank_and_size()[1] == 1:
         return []

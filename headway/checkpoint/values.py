@@ -137,7 +137,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
         return encode(value.item(), name, tensors)
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # it makes scalars 1-d
+        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # was 1-d if scalar
         return {"array": _add(torch.from_numpy(contiguous), name, tensors)}
     raise CheckpointError(
         f"{name} is {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",
@@ -148,7 +148,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
 
 
 def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Decode a result of `encode`; ValueError for anything else."""
+    """Decode a result of `encode`; raises ValueError for anything else."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

@@ -154,7 +154,7 @@ def _require_single_process(*, is_rank: bool) -> None:
     row = unknown_launcher()
     if row is None:
         return
-    told = f"{row.by} has started several, but this {row.what} trains alone"
+    told = f"{row.source} has started several, but this {row.unit} trains alone"
     where = f"environment {row.size}, {row.rank}"
     fix = f"`export {ALONE_VARIABLE}={ALONE}` if this is intended, as with srun -n8 wandb agent"
     if is_rank:  # RANK and WORLD_SIZE are 0 and 1, as with torchrun in each process

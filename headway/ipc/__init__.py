@@ -1,3 +1,3 @@
 """Protocol between launcher and runtime: `run_contract` to the rank, `records` to the launcher.
-Both import it; it imports only errors and devices.
+Launcher and runtime import this package, which imports only errors and devices.
 """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 class NumberFormat(NamedTuple):
     """Properties of a precision that are known without importing torch."""
 
-    help: str  # a line for the wizard
+    help: str  # shown by the wizard
     dtype: str  # torch's name for the dtype of matrix products
     tolerance: float = 5e-2  # largest weight difference from fp32 after one step
     capability: tuple[int, int] = (0, 0)  # minimum compute capability of an NVIDIA GPU
@@ -41,13 +41,13 @@ STRATEGIES = (DDP, FSDP, HSDP)
 AUTO = "auto"  # strategy: ddp; wrap: the repeated blocks
 
 SHARDING_SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload")
-"""Settings that configure sharding."""
+"""Settings that select and configure the strategy."""
 
 
 def read_wrap(raw: object) -> str:
     """Return `wrap` in canonical form: `auto`, comma-separated class names, or a number.
 
-    A ValueError's message completes "wrap is <raw>, ".
+    A ValueError's message continues the sentence "wrap is <raw>, ".
     """
     parts = raw if isinstance(raw, (list, tuple, set, frozenset)) else str(raw).split(",")
     names = [name for part in parts if (name := str(part).strip())]

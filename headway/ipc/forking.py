@@ -40,7 +40,7 @@ def _wait_for_idle_threads() -> None:
 
     deadline = _monotonic() + _IDLE_TIMEOUT_S
     own_ids = {str(getattr(thread, "native_id", None)) for thread in threading.enumerate()}
-    # after a fork, `threading` has the parent's id for the main thread and may lack this thread
+    # after a fork, `threading` has the parent's id for the main thread and may miss this one
     own_ids |= {str(os.getpid()), str(threading.get_native_id())}
     with suppress(OSError):  # not Linux
         while _any_running({*os.listdir("/proc/self/task")} - own_ids) and _monotonic() < deadline:
@@ -104,7 +104,7 @@ def _prctl(option: int, value: int) -> bool:
 def wake_on_child_exit() -> tuple[int, int]:
     """Return a pipe whose read end becomes readable when a child exits.
 
-    The interpreter writes to the other end; see `signal.set_wakeup_fd`.
+    The interpreter writes to the write end; see `signal.set_wakeup_fd`.
     """
     reading, writing = os.pipe()
     for fd in (reading, writing):
@@ -115,7 +115,7 @@ def wake_on_child_exit() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield (pid, wait status) of each exited child; ChildProcessError if there are no children."""
+    """Yield (pid, wait status) of each exited child; raises ChildProcessError without children."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -142,7 +142,7 @@ def set_title(title: str) -> None:
 
 
 class ProcessHandle:
-    """Handle of a process that is not a child: a pidfd, or pid and start time."""
+    """Handle to a process that is not a child: a pidfd, or its pid and start time."""
 
     def __init__(self, pid: int) -> None:
         self._fd: int | None = None
@@ -157,7 +157,7 @@ class ProcessHandle:
 
     def send(self, number: int) -> None:
         """Send a signal; no effect if the process has exited."""
-        fd, process = self._fd, self.process  # another thread may close the handle meanwhile
+        fd, process = self._fd, self.process  # another thread may close the handle
         if fd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, number)

@@ -1,7 +1,7 @@
-"""The variables with which launchers and schedulers number processes or machines.
+"""Variables in which launchers and schedulers number processes or machines.
 
-`headway launch` joins the numbered processes or raises an error (`launcher/clusters/`). Without
-RANK, an Accelerator raises an error.
+`headway launch` adopts the numbering or raises an error (`launcher/clusters/`). An Accelerator in a
+numbered process without RANK raises an error.
 """
 
 import os
@@ -35,8 +35,8 @@ def is_task(environ: Environ) -> bool:
     return is_numbered_step(environ) and _TERMINAL not in environ
 
 
-def _in_file(path: str) -> str:
-    """Return the text of a scheduler's file; empty if it is missing on this machine."""
+def _read_hosts(path: str) -> str:
+    """Return the text of a scheduler's host file; empty if the file does not exist."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -52,12 +52,12 @@ def _number(text: str) -> int:
 
 
 class Numbering(NamedTuple):
-    """The variables that a launcher or scheduler sets."""
+    """The variables in which a launcher or scheduler numbers processes or machines."""
 
-    by: str  # its name, for messages
+    source: str  # name of the launcher or scheduler, for messages
     size: str  # the variable with the number of processes or machines
-    rank: str  # the variable with this process's or machine's index; empty: started only once
-    what: str = PROCESS  # the numbered unit
+    rank: str  # the variable with this process's or machine's index; empty: there is none
+    unit: str = PROCESS  # the numbered unit
     is_supported: bool = True  # supported by `headway launch`
     read: Callable[[str], int] = _number  # parses the value of `size`
     applies: Callable[[Environ], bool] = lambda _: True
@@ -70,9 +70,9 @@ class Numbering(NamedTuple):
         """
         if self.size not in environ or not self.applies(environ):
             return 0
-        return self.read(environ[self.size]) if self.hosts is None else len(self.names(environ))
+        return self.read(environ[self.size]) if self.hosts is None else len(self.hostnames(environ))
 
-    def names(self, environ: Environ) -> list[str]:
+    def hostnames(self, environ: Environ) -> list[str]:
         """Return the distinct host names; empty if only their number is set."""
         return list(dict.fromkeys(self.hosts(environ[self.size]).split())) if self.hosts else []
 
@@ -112,15 +112,15 @@ NUMBERINGS: Mapping[str, Numbering] = {
         is_supported=False,
         read=lambda text: text.count(",") + 1,  # a JSON list of names
     ),
-    "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, hosts=_in_file),
-    "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_in_file),
+    "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, hosts=_read_hosts),
+    "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_read_hosts),
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
 }
-"""The first row with more than one process or machine applies. Joined rows are cluster kinds."""
+"""The first row with more than one process or machine applies. Supported rows are cluster kinds."""
 
 
 def unknown_launcher(environ: Environ = os.environ) -> Numbering | None:
-    """Return the launcher that started this process as one of several without a torch rank."""
+    """Return the launcher that started this process as one of several, but not as a torch rank."""
     if RUN_VARIABLE in environ or environ.get(ALONE_VARIABLE, "").strip().lower() == ALONE:
         return None
     started = [row for row in NUMBERINGS.values() if row.rank]

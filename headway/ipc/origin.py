@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Layer(IntEnum):
-    """Kinds of sources; those of a launch come first, in order of precedence."""
+    """Kinds of sources. The sources of a launch are first, in increasing precedence."""
 
     DEFAULT = 0
     DETECTED = 1  # from the machine
@@ -14,7 +14,7 @@ class Layer(IntEnum):
     PROJECT_PROFILE = 4
     ENVIRONMENT = 5
     FLAG = 6
-    # not part of a launch; no precedence between them
+    # not part of a launch, without precedence
     PROFILE = 7  # a single profile
     ASSIGNMENT = 8  # NAME=VALUE on a command line
     ANSWERS = 9  # answers in `headway config`
@@ -34,7 +34,7 @@ class Origin(NamedTuple):
     line: int | None = None  # line of the key in the file, from 1
     variable: str = ""  # environment variable
     flag: str = ""  # command-line flag
-    reason: str = ""  # why the value was chosen, or a note on its source
+    reason: str = ""  # reason for the value, or a note on its source
 
     def __str__(self) -> str:
         if self.file:
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
 
     @property
     def is_user_set(self) -> bool:
-        """Whether the user set the value, as opposed to a default, detection or the cluster."""
+        """Whether the user set the value; else it is a default, detected, or from the cluster."""
         return self.layer > Layer.CLUSTER
 
     @property

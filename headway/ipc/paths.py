@@ -1,6 +1,6 @@
 """User folders, file helpers and package installers.
 
-A disk error never counts as a missing file.
+A disk error is never treated as a missing file.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def home() -> str:
 
 
 def is_absent(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` certainly does not exist, not even as a broken link.
+    """Return whether `path` does not exist, not even as a broken link.
 
-    Only ENOENT and ENOTDIR prove it. After any other error the path may exist, and reading it
-    raises that error.
+    The path may exist if the error is not ENOENT or ENOTDIR; reading the path then raises the
+    error.
     """
     try:
         os.lstat(path)
@@ -58,7 +58,7 @@ def is_absent(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def open_regular(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open a regular file for reading; OSError for a link, pipe, device or folder."""
+    """Open a regular file for reading; raises OSError for a link, pipe, device or folder."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "it is a link")
     handle = os.open(path, _OPEN_FLAGS)
@@ -84,7 +84,7 @@ def write_atomic(path: str, text: str) -> None:
 
 
 def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Return a file's bytes; OSError if `open_regular` rejects it or it is larger than `limit`."""
+    """Return a regular file's bytes; raises OSError like `open_regular`, or above `limit` bytes."""
     with open_regular(path) as handle, open(handle, "rb", closefd=False) as file:
         if os.fstat(handle).st_size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes")

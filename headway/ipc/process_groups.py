@@ -1,4 +1,4 @@
-"""Process groups: the collectives they entered, and separate store keys per default group."""
+"""Process groups: their collectives, and a separate key prefix for each default group."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MAX_COLLECTIVES = 16  # of each group
 
 
 def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
-    """Give every default group after the first its own key prefix in the launcher's store.
+    """Use a separate key prefix in the launcher's store for each default group after the first.
 
-    torch names them all `default_pg/0`, and the store outlives them: a rank that creates the second
-    group early reads its peer's address in the first group and fails to connect. Only groups
-    that were created with a store from torch's rendezvous (`init_method`) count.
+    torch names every default group `default_pg/0`, and the store outlives the groups: a rank that
+    creates the second group early would read a peer's address in the first group, and fail to
+    connect. Only groups with a store from torch's rendezvous (`init_method`) are counted.
 
-    Raises UsageError if the script changed MASTER_PORT from `port`, where the store listens.
+    Raises UsageError if the script changed MASTER_PORT from `port`, the port of the store.
 
     Relies on two private functions of `c10d`, torch.distributed.distributed_c10d:
     `init_process_group` gets the store from `rendezvous`, then creates the group with
@@ -43,8 +43,8 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
         nonlocal is_forming
         if args[:1] == ("env://",) and port and (port_of_store() or port) != port:
             raise UsageError(
-                f"the script has set MASTER_PORT to {port_of_store()}, and the launcher listens at"
-                f" {port}",
+                f"the script has set MASTER_PORT to {port_of_store()}, but the launcher's store"
+                f" listens on {port}",
                 where="the script's os.environ",
                 fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
             )
@@ -106,7 +106,7 @@ def has_exited(place: str) -> bool | None:
 
 
 def read_groups() -> tuple[Group, ...]:
-    """Return this rank's process groups, each with the last collectives it entered."""
+    """Return this rank's process groups, each with its most recent collectives."""
     members = _members_by_group()
     entered: dict[str, list[Collective]] = {name: [] for name in members}
     for group, collective in _flight_records():
@@ -123,7 +123,7 @@ def read_groups() -> tuple[Group, ...]:
 def _flight_records() -> Iterator[tuple[str, Collective]]:
     """Yield the group and collective of each entry in torch's flight recorders, oldest first.
 
-    Empty if the recorders are off. Relies on private torch functions that are documented for
+    Empty if the recorders are disabled. Relies on private torch functions that are documented for
     debugging; NCCL has a separate recorder.
     """
     module = sys.modules.get("torch._C._distributed_c10d")
@@ -144,7 +144,7 @@ def _flight_records() -> Iterator[tuple[str, Collective]]:
 
 
 def _members_by_group() -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each group with this process as a member; private in torch."""
+    """Return the global ranks of each of this process's groups; uses a private torch attribute."""
     c10d = sys.modules.get(_C10D)
     known = {} if c10d is None else c10d._world.pg_group_ranks
     return {

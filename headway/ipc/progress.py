@@ -36,7 +36,7 @@ def identity(fd: int) -> tuple[int, int] | None:
 
 
 class Channel:
-    """This process's end of the status channel; not inherited by forked children."""
+    """This process's end of the status channel; disabled in forked children."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self._identity = fd, identity(fd)
@@ -68,13 +68,13 @@ class Progress:
         is_watched: whether there is a listener; if not, phases and steps need not be recorded.
         step: completed optimizer steps of the training, if watched.
         total: total steps of the training; 0 if unknown.
-        loss: the last known loss.
-        call_at: clock time after which the end of a step runs the registered calls.
+        loss: the most recent loss.
+        call_at: clock time after which registered callbacks run at the end of a step.
         num_trained: backward passes and optimizer steps of this process; never reset.
         clock: accumulates the time of each phase.
         listeners: called with the step figures about once a second.
-        uses: the launcher's settings that the program has used so far.
-        kept: the last path of each kind of `OutputPath`.
+        feature_use: the launcher's features that the program has used so far.
+        output_paths: the last path of each kind of `OutputPath`.
         own_threads: threads of the runtime, omitted from reports.
         channel: the connection to the launcher; None without a launcher.
         has_own_seed: whether the script set a different seed on each rank.

@@ -43,7 +43,7 @@ class Collective(NamedTuple):
 
 
 HEADWAY_GROUP = "headway"
-"""Name of the group whose collectives are the runtime's own calls that wait for all ranks."""
+"""Name of the group whose collectives are calls of the runtime that wait for all ranks."""
 
 
 class Group(NamedTuple):
@@ -80,7 +80,7 @@ class RankReady(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """Whether the rank will save after its step and exit when it is asked to stop."""
+    """Whether a stop request makes the rank save after its step and exit."""
 
     is_enabled: bool = True
 
@@ -119,11 +119,11 @@ class Figures(NamedTuple):
     total: int  # total steps of the training; 0: unknown
     loss: float | None  # last known loss
     num_workers: int | None = None  # of the loader that yielded the last batch; None: unknown
-    stolen_s: float = 0.0  # part of `seconds` spent runnable without a core; 0: unknown
+    stolen_s: float = 0.0  # part of `seconds` in which no core was available; 0: unknown
 
     @property
     def has_global_steps(self) -> bool:
-        """Whether steps are numbered over the whole training instead of in this process only."""
+        """Whether steps are numbered across the whole training, not only in this process."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
     def empty_at(self, step: int, loss: float | None) -> Figures:
@@ -144,7 +144,7 @@ class StatusReply(NamedTuple):
 
 
 class CrashSite(NamedTuple):
-    """Fields that identify a crash, to recognize it when it repeats."""
+    """Identifies a crash, to detect a repetition."""
 
     kind: str  # the exception's class
     message: str  # digest; the text may contain secrets
@@ -173,7 +173,7 @@ class Crash(NamedTuple):
 
 
 class FeatureUse(NamedTuple):
-    """Which of the launcher's settings a rank's program has used."""
+    """Features of the launcher that a rank's program has used."""
 
     accelerator: bool = False  # created an Accelerator
     group: bool = False  # joined a torch process group

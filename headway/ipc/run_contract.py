@@ -1,7 +1,7 @@
 """The run contract: the settings that the launcher passes to a rank.
 
 It is a JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...; `records`
-is the other direction. Without the variable, Accelerate's variables are read.
+are the opposite direction. Without the variable, Accelerate's variables are read.
 """
 
 import json
@@ -22,12 +22,12 @@ ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # a launch's job and its tasks per n
 KEY_VARIABLE = "HEADWAY_RUN_KEY"  # a secret shared by the machines of a run
 CODE_VARIABLE = "HEADWAY_CODE"  # folder of the job's copy of the code
 RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
-"""A process id, a colon and the folder of the record to which the process writes its exit."""
+""""PID:FOLDER": the process and the folder of the record to which it writes its exit."""
 CPUS_VARIABLE = "HEADWAY_CPUS"
 """For the process that starts the ranks: the cores of one rank, in Linux's list format."""
 VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
-"""Values of `resume` for the newest checkpoint: it must exist, or it is optional."""
+"""Values of `resume` for the newest checkpoint: required, or optional."""
 DEVICES = (*sorted((*KINDS, "gpu")),)
 """Values of `device`, in addition to auto and kinds of other packages; gpu: this machine's kind."""
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # for get_logger; the first wins
@@ -69,7 +69,7 @@ class RunContract(NamedTuple):
     origins: Mapping[str, Origin]
     debug_rank: int | None = None  # may pause in a debugger while the other ranks wait
     resume: str | None = None  # the checkpoint to resume from: a path or a value of NEWEST
-    began_at: float = 0.0  # the job's start in seconds since the epoch, kept by restarts
+    began_at: float = 0.0  # the job's start in seconds since the epoch, unchanged by restarts
     time_limit: int | None = None  # seconds from `began_at`, after which ranks save and exit
     strategy: str = AUTO  # or a name in STRATEGIES
     shard_size: int | None = None  # ranks per copy of the model, for hsdp

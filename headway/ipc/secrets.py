@@ -1,4 +1,4 @@
-"""Masking of secrets, recognized by name, wherever settings are printed.
+"""Masking of secrets, which are recognized by name, in all printed settings.
 
 Not imported on the launch path.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
-_MIN_LENGTH = 8  # characters of a value to search for in output
+_MIN_LENGTH = 8  # shorter values are not masked in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
 """Words of a name that mark a secret: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
@@ -73,7 +73,7 @@ def masked_pairs(words: Iterable[str]) -> list[str]:
 def masked_command(words: Iterable[str]) -> list[str]:
     """Return the words of a command with secret values masked, including --env=A_KEY=1."""
     masked_words: list[str] = []
-    flag = ""  # the flag that the next word may belong to
+    flag = ""  # the flag whose value may be the next word
     for word in words:
         name, equals, value = word.partition("=")
         if equals and not is_secret(name):

@@ -1,7 +1,7 @@
 """Time spent in each phase of this process's optimizer steps.
 
-Each moment belongs to exactly one phase, and each part of the runtime switches the phase when it
-starts and finishes. The time between a batch and its backward pass counts as the forward pass.
+Exactly one phase is active at any time; each part of the runtime switches the phase when it starts
+and finishes. The time between a batch and its backward pass is the forward pass.
 
 On a GPU with timing events, the phases measure execution time on the device, not the time to
 queue the work. A step is reported once the device has finished it.
@@ -76,9 +76,9 @@ class _QueuedStep(NamedTuple):
 class DeviceTimer:
     """Device time per phase, measured with events between the phases in the device's queue.
 
-    Idle time of the device counts for the phase in which it waits. Only finished steps are read,
-    so this never synchronizes with the device. A step with too many phases, for example with an
-    evaluation in it, is not timed.
+    Idle time of the device is added to the phase in which it waits. Only finished steps are read,
+    without synchronizing with the device. A step with too many phases, such as a step that
+    contains an evaluation, is not timed.
 
     `record` records an event in the queue, reusing the given one, and returns it. A step is not
     timed if `record` returns None, as during the capture of a CUDA graph, or raises RuntimeError
@@ -93,7 +93,7 @@ class DeviceTimer:
         self._queued: deque[_QueuedStep] = deque()
 
     def mark(self, phase: int) -> None:
-        """Count the device time since the last mark of this step for `phase`."""
+        """Add the device time since the last mark of this step to `phase`."""
         if self._marks:
             event = self._put()
             if event is None or len(self._marks) == _MAX_MARKS:
@@ -102,7 +102,7 @@ class DeviceTimer:
                 self._marks.append((phase, event))
 
     def end_step(self, number: int, samples: int, tally: Tally) -> None:
-        """End a step at its last mark, and add all steps that the device finished to `tally`."""
+        """End a step at its last mark, and add all steps finished on the device to `tally`."""
         marks, then, self._then = self._marks, self._then, None
         begin = marks[-1][1] if marks else self._put()
         if marks:
@@ -184,9 +184,9 @@ class StepClock:
             self.enter(before)
 
     def begin_exchange(self) -> None:
-        """Record that this rank computed a gradient, which may be the last one.
+        """Record that this rank computed a gradient, which may be the last of the backward pass.
 
-        The rest of the pass counts as waiting for other ranks, unless this is called again in it.
+        The time until the next call, or the end of the pass, is waiting for other ranks.
         """
         self.phase = GRADIENTS
         self.enter(EXCHANGE)

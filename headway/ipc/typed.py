@@ -21,7 +21,7 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 class SchemaError(ValueError):
     """A value does not match its declared type.
 
-    `place` is the path of keys to it (gpus[0].uuid); `reason` is a predicate without a subject.
+    `place` is the path to the value, such as gpus[0].uuid; `reason` is a verb phrase.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -47,8 +47,8 @@ def read(kind: type[T], data: Any, *, place: str = "") -> T:
     """Convert parsed JSON to a `kind`, or raise SchemaError.
 
     `kind` is a NamedTuple with fields that are plain values, enumerations (by name), other
-    NamedTuples, tuples or maps of these, or None where declared. `place` is the path of keys to
-    `data`.
+    NamedTuples, tuples or maps of these, or None where declared. `place` is the path to `data`,
+    for errors.
     """
     value: T = _read(kind, data, place)
     return value
@@ -127,7 +127,7 @@ def shown(data: Any) -> str:
 
 
 def kinds_of(*kinds: type) -> dict[str, Any]:
-    """Return these message types by the names with which their lines start."""
+    """Return message types by name."""
     return {kind.__name__: kind for kind in kinds}
 
 
@@ -138,7 +138,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
-    """Decode a line; ValueError for an unknown message type or a missing or mistyped value."""
+    """Decode a line; raises ValueError for an unknown message type or an invalid value."""
     try:
         name, *values = _loads(line)
         return read(kinds[name], values)
@@ -164,7 +164,7 @@ class Lines:
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that `data` completes, without newlines; TooLong drops the line."""
+        """Yield the lines that `data` completes, without newlines; TooLong discards the line."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             line = b"".join([*self._parts, part])

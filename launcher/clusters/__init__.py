@@ -1,4 +1,4 @@
-"""This machine's place in a run, from a cluster's environment variables.
+"""Cluster detection: settings and ranks from a scheduler's environment variables.
 
-Never contacts another machine, except a SLURM or PMIx server.
+Does not contact other machines, except a SLURM or PMIx server.
 """

@@ -1,7 +1,7 @@
-"""The settings, rank and job id that a cluster's variables assign to this process.
+"""Settings, rank and job id of this process, from a cluster's environment variables.
 
-The row of `table.py` that matches the environment makes one layer of settings, weaker than every
-value that the user sets: it only fills in settings that are `auto`. Imports no torch.
+The first row of `table.py` that matches the environment provides a layer of settings, which every
+value set by the user overrides. Does not import torch.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from headway.settings.resolve import NOTHING
 from headway.settings.setting import AUTO
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
-SIGNS = (
+PREFIXES = (
     *("PET_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "JSM_NAMESPACE_", "FLUX_", "SLURM_"),
     *("SKYPILOT_", "WORLD_", "RANK", "JOB_COMPLETION_", "AWS_BATCH_JOB_", "SM_", "PBS_", "LSB_"),
 )
-"""Prefixes of the variables in NUMBERINGS; if none is set, no row is imported."""
+"""Prefixes of the variables in NUMBERINGS; `table.py` is imported only if one is set."""
 
 
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:
-    """Return the settings from the cluster's variables in `environ`, which are their origins.
+    """Return the settings from the cluster's variables in `environ`, with the variables as origins.
 
-    `layers` are the user's settings, weakest first, which may name the cluster. A launch inside
-    a rank is not part of that rank's run.
+    `layers` are the user's settings in increasing precedence; they may set `cluster`. A launch
+    inside a rank is not part of that rank's run.
     """
     wanted = _wanted(layers)
-    has_signs = any(name.startswith(SIGNS) for name in environ) and not _is_inside_rank(environ)
-    if wanted == NO_CLUSTER or (wanted == AUTO and not has_signs):
+    has_variables = any(name.startswith(PREFIXES) for name in environ) and not _is_in_rank(environ)
+    if wanted == NO_CLUSTER or (wanted == AUTO and not has_variables):
         return NOTHING
     from headway.launcher.clusters.table import layer_of
 
@@ -51,7 +51,7 @@ def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | Non
 
 
 def job_in(environ: Mapping[str, str], settings: Settings) -> str:
-    """Return the id of the scheduler's job that this process runs in; empty outside a job."""
+    """Return the id of this process's scheduler job; empty outside a job."""
     if JOB_VARIABLE in environ or settings.cluster == NO_CLUSTER:
         return environ.get(JOB_VARIABLE, "")
     from headway.launcher.clusters.table import row_of
@@ -59,14 +59,14 @@ def job_in(environ: Mapping[str, str], settings: Settings) -> str:
     return environ.get(row_of(settings.cluster).job_variable, "")
 
 
-def _is_inside_rank(environ: Mapping[str, str]) -> bool:
+def _is_in_rank(environ: Mapping[str, str]) -> bool:
     """Return whether a rank of the same job started this process."""
     job, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
     return RUN_VARIABLE in environ and job == environ.get(JOB_VARIABLE, "")
 
 
 def _wanted(layers: Sequence[Entries]) -> str:
-    """Return the cluster that the user named, else `auto`; unknown names are reported elsewhere."""
+    """Return the user's `cluster` setting, else `auto`; unknown names are reported elsewhere."""
     row = TABLE["cluster"]
     named = [layer["cluster"] for layer in layers if "cluster" in layer]
     return str(row.parse(named[-1].raw)) if named and row.reads(named[-1].raw) else AUTO

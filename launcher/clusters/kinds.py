@@ -1,4 +1,4 @@
-"""A kind of cluster: how to detect it, and which variables hold which settings."""
+"""A kind of cluster: its detection, and its settings by variable."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _FIRST_PORT, _NUM_PORTS = 20000, 12000
 class ClusterKind(NamedTuple):
     """A kind of cluster.
 
-    `derive` returns the settings that must be computed from variables; an unusable entry has
-    faults. `task` returns this process's rank if the cluster started each rank, not one process
-    per machine. Other packages add rows by entry points of the group `headway.clusters`, with the
-    row's name.
+    `derive` returns the settings that are computed from variables; invalid entries have faults.
+    `task` returns this process's rank if the cluster started every rank, and None if it started
+    one launch per machine. Other packages add a kind by an entry point of the group
+    `headway.clusters`, which has the kind's name.
     """
 
     name: str  # value of the setting `cluster`
-    is_detected: Callable[[Environ], bool]  # whether this process runs on such a cluster
-    variables: Mapping[str, str]  # setting -> variable that holds its value
+    is_detected: Callable[[Environ], bool]  # whether this process runs on this kind
+    variables: Mapping[str, str]  # variable by setting
     derive: Callable[[Environ], Entries]
     task: Callable[[Environ], Ranks | None] = lambda _: None
-    job_variable: str = ""  # holds the id of the scheduler's job
-    overrides: tuple[str, ...] = ()  # clusters that are not compared with this one
+    job_variable: str = ""  # its value is the id of the job
+    overrides: tuple[str, ...] = ()  # kinds whose variables are ignored
 
 
 def origin_of(variable: str, reason: str = "") -> Origin:
@@ -48,7 +48,7 @@ def unreadable(variable: str, what: str, error: Exception) -> Entries:
 
 
 def port_from(text: str) -> str:
-    """Derive a port below the system's ephemeral ports from a text, such as a job id."""
+    """Derive a port below the ephemeral range from a text, such as a job id."""
     import zlib
 
     return str(_FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS)

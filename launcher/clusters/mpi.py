@@ -14,9 +14,9 @@ from functools import cache
 from glob import glob
 from typing import Any, NamedTuple
 
-from headway.ipc.numbering import NUMBERINGS
+from headway.ipc.numbering import NUMBERINGS, Environ
 from headway.ipc.run_contract import Ranks
-from headway.launcher.clusters.kinds import ClusterKind, Environ, origin_of, port_from, unreadable
+from headway.launcher.clusters.kinds import ClusterKind, origin_of, port_from, unreadable
 from headway.settings.profile import Entries, Entry
 
 _SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
@@ -76,7 +76,7 @@ MPI = ClusterKind(
     {},
     _derive,
     _task,
-    overrides=("slurm", "kubernetes"),  # their variables describe the process that mpirun runs in
+    overrides=("slurm", "kubernetes"),  # their variables describe mpirun's own process
 )
 
 

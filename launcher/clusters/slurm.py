@@ -1,4 +1,4 @@
-"""SLURM: its variables, its node lists, and launches that become a step of a job."""
+"""SLURM: variables, node lists, and launches that run as a step of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.launcher.clusters.kinds import ClusterKind, invalid, origin_of, por
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
-_MAX_NODES = 1_000_000  # more than any cluster has: the list is malformed
+_MAX_NODES = 1_000_000  # more than any cluster has
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
@@ -115,7 +115,7 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _job_settings(environ: Environ) -> Entries:
-    """Return the settings from the job's variables, outside of any step."""
+    """Return the settings of a job, outside of its steps."""
     allocation = allocation_of(environ)
     entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
     if len(allocation.nodes) > 1:
@@ -201,11 +201,11 @@ class Step(NamedTuple):
 def step_of(
     environ: Environ, settings: Settings, launch: Sequence[str], *, has_terminal: bool
 ) -> Step | None:
-    """Return the step that must run the command `launch`; None if it runs in this process.
+    """Return the step in which to run the command `launch`; None to run it in this process.
 
-    A job on one machine gets a step too, unless it has a terminal: SLURM signals steps, not the
-    batch script, before the time limit and at preemption. A user who sets the machine rank or the
-    main address starts the launch on each machine by hand.
+    A job on one machine also gets a step, unless it has a terminal: SLURM signals steps, not the
+    batch script, before the time limit and on preemption. If the user sets the machine rank or the
+    main address, the user starts the launch on each machine.
 
     Raises ConfigError if the job has fewer machines than requested, and LaunchError if this process
     is in a step whose variables are missing.
@@ -230,7 +230,7 @@ def step_of(
     _check_num_machines(allocation, settings)
     words = [*launch] if ":" not in launch else ["sh", "-c", f"exec {shlex.join(launch)}"]
     return Step(
-        command=(*_srun_command(allocation, machines, _fewest_cpus(environ)), *words),
+        command=(*_srun_command(allocation, machines, _min_cpus(environ)), *words),
         environment=_environment(environ),
         job=job,
         num_machines=machines,
@@ -262,8 +262,8 @@ def _check_num_machines(allocation: Allocation, settings: Settings) -> None:
         )
 
 
-def _fewest_cpus(environ: Environ) -> int:
-    """Return the smallest number of CPUs that the job has on a machine."""
+def _min_cpus(environ: Environ) -> int:
+    """Return the job's smallest number of CPUs on a machine."""
     try:
         return min(read_repeated(environ[_CPUS]))
     except (KeyError, ValueError):
@@ -276,10 +276,10 @@ def _fewest_cpus(environ: Environ) -> int:
 
 
 def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]:
-    """Return the srun command: one task per machine, with all of the job's CPUs there.
+    """Return the srun command: one task per machine, with all CPUs of the job.
 
-    The launchers stop each other; srun must not kill those whose ranks are still saving. Other
-    steps, such as a shell's, may use the same CPUs and GPUs.
+    The launchers stop each other; srun must not kill launchers whose ranks are still saving. Other
+    steps, such as a shell's, may share the CPUs and GPUs.
     """
     words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
     words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]

@@ -1,6 +1,6 @@
 """The table of cluster kinds, and the settings from the detected cluster's variables.
 
-The rows of Kubernetes, SkyPilot, Alibaba's PAI and torchrun are here; SLURM and MPI have modules.
+The rows of Kubernetes, SkyPilot, Alibaba's PAI and torchrun are here; see `slurm.py` and `mpi.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from headway.devices.table import OF_CLUSTERS, extensions
 from headway.errors import Code, Problem
-from headway.ipc.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
+from headway.ipc.numbering import NUMBERINGS, PROCESS, UNKNOWN, Environ, Numbering
+from headway.launcher.clusters.kinds import ClusterKind, invalid, origin_of, unreadable
 from headway.launcher.clusters.mpi import MPI
-from headway.launcher.clusters.kinds import ClusterKind, Environ, invalid, origin_of, unreadable
 from headway.launcher.clusters.slurm import SLURM
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import NOTHING
@@ -58,7 +58,7 @@ SKYPILOT = ClusterKind(
     {"num_machines": _SKYPILOT.size, "machine_rank": _SKYPILOT.rank},
     _skypilot,
 )
-KUBERNETES = ClusterKind(  # the manifest sets machines and address, as HEADWAY_*
+KUBERNETES = ClusterKind(  # the manifest sets HEADWAY_NUM_MACHINES and address
     "kubernetes", lambda environ: _INDEX in environ, {"machine_rank": _INDEX}, lambda _: {}
 )
 RANKED = ClusterKind(
@@ -80,7 +80,7 @@ _VARIABLES = {
 
 
 def _derive(environ: Environ) -> Entries:
-    """Read PET_NPROC_PER_NODE and PET_NNODES; values such as `auto` leave it to detection."""
+    """Read PET_NPROC_PER_NODE and PET_NNODES; processes are detected for values such as `auto`."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
     processes = {} if is_detected else {"num_processes": Entry(text, origin_of(_NPROC))}
@@ -115,13 +115,13 @@ WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
 """Clusters that collect the output of all machines of a run in one place."""
 
 _COMPARED = ("num_machines", "machine_rank")
-"""Settings on which clusters must agree; the same address can have several names."""
+"""Settings on which clusters must agree; not addresses, because a host can have several names."""
 
 
 def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
     """Return the settings of the first row that matches, with the variables as origins.
 
-    `wanted` is the cluster that the user named, or `auto`; `sets_num_machines` is whether the user
+    `wanted` is the user's `cluster` setting, or `auto`; `sets_num_machines` is whether the user
     set num_machines.
     """
     if wanted != AUTO:
@@ -137,7 +137,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
         return NOTHING
     first = here[0]
     entries = _entries(first, environ)
-    is_number = entries.keys() == {"machine_rank"}  # any indexed job has it
+    is_number = entries.keys() == {"machine_rank"}  # every indexed Job has one
     if not entries or (is_number and not sets_num_machines):
         return NOTHING
     others = [row for row in here[1:] if row.name not in (*first.overrides, RANKED.name)]
@@ -157,12 +157,12 @@ def row_of(name: str) -> ClusterKind:
 
 
 def _refused(environ: Environ) -> Entries:
-    """Return an error for an unsupported launcher of several machines or processes."""
+    """Return an error if an unsupported launcher started several machines or processes."""
     for row in NUMBERINGS.values():
         try:
             count = row.count(environ)
         except OSError as error:
-            return unreadable(row.size, f"{row.by}'s hostfile cannot be read", error)
+            return unreadable(row.size, f"{row.source}'s hostfile cannot be read", error)
         if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # its own row reports it
             return invalid(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
         if count > 1:
@@ -172,15 +172,15 @@ def _refused(environ: Environ) -> Entries:
 
 def _unsupported(row: Numbering, count: int, environ: Environ) -> Entries:
     if not row.rank:
-        hosts = ",".join(row.names(environ))
-        what = f"this {row.by} job has {count} machines, but this launch would use one of them"
+        hosts = ",".join(row.hostnames(environ))
+        what = f"this {row.source} job has {count} machines, but this launch would use one of them"
         return invalid(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
     number = environ.get(row.rank)
-    which = f"one of {count} {row.what}s" if number is None else f"{row.what} {number} of {count}"
-    what = f"{row.by} started this launch as {which}, but Headway cannot join its run"
+    which = f"one of {count} {row.unit}s" if number is None else f"{row.unit} {number} of {count}"
+    what = f"{row.source} started this launch as {which}, but Headway cannot join its run"
     fix = "start one launch on each machine, with --num-machines and --main-address"
-    if row.what == PROCESS:
-        fix = f"do not use {row.by.split()[0]}: pass --hosts a,b, or {fix}"
+    if row.unit == PROCESS:
+        fix = f"do not use {row.source.split()[0]}: pass --hosts a,b, or {fix}"
     return invalid(f"{row.size}, {row.rank}", what, f"{fix}; if it runs alone, pass --cluster none")
 
 

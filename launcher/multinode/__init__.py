@@ -1,4 +1,4 @@
-"""Runs of several launchers: machine 0 decides when all ranks start, restart and end.
+"""Multi-node runs: machine 0 decides when all ranks start, restart and stop.
 
-Nothing here handles the ranks' processes or their output.
+This package does not handle the ranks' processes or their output.
 """

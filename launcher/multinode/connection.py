@@ -1,4 +1,4 @@
-"""A non-blocking end of a connection between launchers, which converts bytes and messages."""
+"""A non-blocking connection between launchers, which sends and receives messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headway.ipc.typed import Lines, TooLong
 from headway.launcher.multinode import messages
 
 _READ_SIZE = 65536
-_MAX_FIRST_LINE = 2**14  # bytes, until the other end has proved that it has the key
+_MAX_FIRST_LINE = 2**14  # bytes, until the peer is authenticated
 
 
 class Connection:
-    """A connection between two launchers, which owns `link`; `key` is empty if none is set."""
+    """A connection to another launcher over `link`; `key` is empty if the run has no key."""
 
     def __init__(self, link: socket.socket, key: bytes, *, is_hub: bool) -> None:
         link.setblocking(False)
@@ -45,7 +45,7 @@ class Connection:
     def receive(self) -> Iterator[messages.Message]:
         """Yield the received messages.
 
-        Raises InvalidPeer for data from outside this run, and EOFError or OSError once the
+        Raises InvalidPeer for data that is not from this run, and EOFError or OSError if the
         connection is closed or broken.
         """
         try:
@@ -65,9 +65,7 @@ class Connection:
                 theirs = messages.read_greeting(line)
                 if self._is_hub and theirs.has_key != self._greeting.has_key:
                     one, other = ("a", "none") if theirs.has_key else ("no", "one")
-                    raise messages.InvalidPeer(
-                        f"it has {one} key, but this run has {other}", "key"
-                    )
+                    raise messages.InvalidPeer(f"it has {one} key, but this run has {other}", "key")
                 self._session = messages.Session(
                     self._key, self._greeting, theirs, is_hub=self._is_hub
                 )
@@ -89,7 +87,7 @@ class Connection:
                 del self._unsent[: self.link.send(self._unsent)]
 
     def flush_watched(self, selector: selectors.BaseSelector) -> None:
-        """Flush, and make the link's selector watch for writability if data is left."""
+        """Flush, and watch for writability with `selector` while data is left."""
         self.flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         key = selector.get_key(self.link)
@@ -97,14 +95,14 @@ class Connection:
             selector.modify(self.link, events, key.data)
 
     def refuse(self, reason: str) -> None:
-        """Send the reason for a refusal to an end without the run's key."""
+        """Send the reason for the refusal to a peer that cannot authenticate."""
         with suppress(OSError):
             self._unsent += messages.refusal(reason or "key")
             self.flush()
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Discard received data: if it stayed unread, the other end would lose the refusal."""
+        """Discard received data; unread data would reset the connection and lose the refusal."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError
@@ -125,7 +123,7 @@ def silence(seconds: float) -> str:
 
 def lost_link(message: messages.HeartbeatLost, of: str) -> str:
     return (
-        f"it received nothing from {of} since {message.since}: the link from {of} to it is cut, "
+        f"it received nothing from {of} since {message.since}: the link from {of} to it is down, "
         f"or {of} was suspended"
     )
 

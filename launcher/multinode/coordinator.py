@@ -1,5 +1,5 @@
-"""The decisions of machine 0: when the ranks of a run start, restart and end, and why. Pure: takes
-messages and times, and produces messages.
+"""Decides on machine 0 when the ranks of a run start, restart and stop. Pure: its inputs are
+messages and times, its outputs are messages.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ LAUNCH_FAILED = 4
 
 SETTLE_S = 3.0  # wait for machines beyond the minimum
 _MAX_SHOWN = 12  # differences between machines
-_CAUSE_TIMEOUT_S = 2.0  # time for the cause of a failure that may be a consequence
+_CAUSE_TIMEOUT_S = 2.0  # to find the cause of a failure that may be a consequence
 
 
 class RankCallbacks(NamedTuple):
-    """Callbacks on machine 0 for reports on other machines' ranks, run by the channel's thread."""
+    """Callbacks on machine 0 for reports from other machines, called by the hub's thread."""
 
-    steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
+    steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # machine, host last
     loss: Callable[[int], object] = lambda _: None  # the machine's rank
-    failure: Callable[[CrashSite | None], str] = lambda _: ""  # returns how it repeats
+    failure: Callable[[CrashSite | None], str] = lambda _: ""  # describes the repetition
 
 
 @dataclass(eq=False)
 class MachineState:
-    peer: int  # its connection
+    peer: int  # number of its connection
     join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
-    reached_at: str  # the address of machine 0 that it connected to
-    received_at: float  # time of its last message, on the monotonic clock
-    rank: int | None  # the requested one, until a rank is assigned
+    reached_at: str  # the address of machine 0 to which it connected
+    received_at: float  # monotonic time of its last message
+    rank: int | None  # the requested rank, until one is assigned
     ready: messages.MachineReady | None = None  # while it waits for a round
-    has_ranks: bool = False  # in the current round
+    has_ranks: bool = False  # runs ranks in the current round
     is_checked: bool = False
-    notes: tuple[str, ...] = ()  # differences from machine 0 that were not sent yet
+    notes: tuple[str, ...] = ()  # unsent differences from machine 0
     is_done: bool = False
     is_leaving: bool = False
-    progress: str = ""  # last progress of its ranks
-    failure: tuple[float, messages.Failed] | None = None  # when and what, in this round
-    left: tuple[float, messages.Failed] | None = None  # when a rank left silently
+    progress: str = ""  # last reported progress of its ranks
+    failure: tuple[float, messages.Failed] | None = None  # time and failure in this round
+    silent_exit: tuple[float, messages.Failed] | None = None  # of a rank that exited silently
 
     @property
     def label(self) -> str:
@@ -89,10 +89,10 @@ def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
 
 
 class Coordinator:
-    """State of a run of `least` to `most` machines.
+    """State of a run on `least` to `most` machines.
 
-    `facts` are machine 0's, compared with those of the others; `log` prints a line on machine 0.
-    All times are on its monotonic clock.
+    `facts` are machine 0's facts, compared with every other machine's facts. `log` prints a line
+    on machine 0. All times are monotonic times of machine 0.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Coordinator:
         self.callbacks = RankCallbacks()
         self.machines: dict[int, MachineState] = {}  # by peer
         self.is_ended = False
-        self.num_unnotified = 0  # machines that have not received the end of the run yet
+        self.num_unnotified = 0  # machines not notified of the run's end yet
         self.num_restarts = 0
         self._ended_by: messages.Failed | None = None
         self._least = least
@@ -127,10 +127,10 @@ class Coordinator:
         self._probes: dict[int, int] = {}  # probing peer -> probed peer
         self._problems: list[str] = []  # found by the probes
         self._settle_at = now
-        self._failure_at: float | None = None  # while waiting for the cause of a failure
+        self._failure_at: float | None = None  # time of a failure whose cause is unknown
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_notified = False  # of missing machines; late ones are notified at once
+        self._are_notified = False  # of missing machines
 
     @property
     def is_busy(self) -> bool:
@@ -204,8 +204,8 @@ class Coordinator:
         elif isinstance(message, messages.Failed):
             self._note_failure(machine, message, now)
         elif isinstance(message, messages.Done):
-            machine.is_done = True
-            machine.left = (now - message.left.ago_s, message.left) if message.left else None
+            machine.is_done, left = True, message.silent_exit
+            machine.silent_exit = (now - left.ago_s, left) if left else None
             self._check_all_done()
         elif isinstance(message, messages.Signalled):
             self._stop(machine, message)
@@ -226,12 +226,12 @@ class Coordinator:
         lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.progress)
         if self._is_stopping:
             if machine.has_ranks:
-                self._end(lost)  # other ranks may wait for its ranks to save
+                self._end(lost)  # other ranks may wait for its ranks in a save
             return
         if machine.is_done:
             self._check_all_done()
         elif not machine.has_ranks:
-            if machine.address:  # machine 0 reports its own end
+            if machine.address:  # machine 0 reports its own exit
                 self._log(f"{machine.label} left before its ranks started")
         elif self._least < self._most:
             self._log(f"{machine.label} was lost: {reason}")
@@ -293,15 +293,15 @@ class Coordinator:
             self._check(ready)
 
     def _assign_ranks(self, machines: list[MachineState]) -> None:
-        """Assign ranks to the machines in their previous order, newcomers last.
+        """Assign ranks to the machines in their previous order, new machines last.
 
-        If all machines have joined, those that were started with a rank keep it.
+        If all machines have joined, machines that requested a rank keep it.
         """
-        held = {machine.rank for machine in machines} if len(machines) == self._most else set()
-        free = iter([rank for rank in range(len(machines)) if rank not in held])
+        kept = {machine.rank for machine in machines} if len(machines) == self._most else set()
+        free = iter([rank for rank in range(len(machines)) if rank not in kept])
         machines.sort(key=lambda m: (self._most if m.rank is None else m.rank, m.peer))
         for m in machines:
-            m.rank = m.rank if m.rank in held - {None} else next(free)
+            m.rank = m.rank if m.rank in kept - {None} else next(free)
         machines.sort(key=lambda m: m.rank or 0)
 
     def _check(self, machines: list[MachineState]) -> None:
@@ -361,7 +361,7 @@ class Coordinator:
         self._round += 1
         self._is_running = True
         for rank, m in enumerate(machines):
-            m.ready = m.failure = m.left = None
+            m.ready = m.failure = m.silent_exit = None
             m.has_ranks, m.is_done = True, False
             address = m.address or own_address
             start = messages.StartRound(
@@ -389,7 +389,7 @@ class Coordinator:
         if not failures:
             self._failure_at = None
             return
-        failures += [machine.left for machine in self.machines.values() if machine.left is not None]
+        failures += [m.silent_exit for m in self.machines.values() if m.silent_exit is not None]
         _, first = min(failures, key=lambda failure: (failure[1].suspicion, failure[0]))
         have_answered = all(m.received_at > self._failure_at for m in self.machines.values())
         if first.suspicion and (now < self._failure_at + _CAUSE_TIMEOUT_S or not have_answered):
@@ -414,7 +414,7 @@ class Coordinator:
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
-        """Notify all machines of the failure, and machine 0, which reports it, with all details."""
+        """Notify all machines of the failure; only machine 0, which reports it, gets details."""
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all)
@@ -422,14 +422,14 @@ class Coordinator:
             self.outbox.append((machine.peer, brief if machine.rank else failed))
 
     def _end_before_start(self, failed: messages.Failed, num_known: int = 0) -> None:
-        """End a run before its ranks start; `num_known` machines outside it know the reason."""
+        """End a run before its ranks start; `num_known` other machines already know the reason."""
         has_all = self._is_running or self._least < self._most
         if not (has_all or self.is_ended or self._is_stopping):
             self.num_unnotified = max(self._most - len(self.machines) - num_known, 0)
             self._end(failed)
 
     def _stop(self, machine: MachineState, stopping: messages.Signalled) -> None:
-        """Stop the run; a machine without ranks only leaves it, unless it is machine 0."""
+        """Stop the run, unless a machine other than machine 0 stops before it runs ranks."""
         is_end = machine.has_ranks or not machine.address
         is_news = stopping.ends_grace or not self._is_stopping
         if is_end and is_news and not self.is_ended:

@@ -1,4 +1,4 @@
-"""Machine 0's end of the channel: a thread that serves all machines."""
+"""Server of a run on machine 0: a thread that serves all machines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.launcher.multinode import messages
-from headway.launcher.multinode.network import plain_address
-from headway.launcher.multinode.connection import Connection, closed, lost_link, silence, clock_time
+from headway.launcher.multinode.connection import Connection, clock_time, closed, lost_link, silence
 from headway.launcher.multinode.coordinator import Coordinator
+from headway.launcher.multinode.network import plain_address
 
 BEATS_PER_TIMEOUT = 3
 _BUSY_INTERVAL_S = 0.05
 _GREETING_TIMEOUT_S = 10.0
 _MAX_LOGGED = 10  # refused connections that are logged
-_MAX_ACCEPTS = 16  # then the joined machines are served first
+_MAX_ACCEPTS = 16  # before other events are handled
 
 
 class _MachineLeft(Exception):
-    """A machine leaves and has reported the reason."""
+    """A machine left and reported the reason."""
 
 
 class _PeerState:
@@ -36,7 +36,7 @@ class _PeerState:
 
 
 class Hub:
-    """Server of a run's machines. Only its thread uses the coordinator and the listener."""
+    """Serves the machines of a run. Only its thread uses the coordinator and the listener."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Hub:
         self._thread.start()
 
     def close(self, within_s: float) -> None:
-        """Stop once all machines have left and late ones know why, or after `within_s` seconds."""
+        """Stop once all machines have left and late ones were notified, or after `within_s` s."""
         self._close_at = time.monotonic() + within_s
-        with suppress(OSError):  # the thread has ended
+        with suppress(OSError):  # the thread has exited
             self._wakeup_writer.send(b"\0")
         while self._thread.is_alive():
             self._thread.join(0.1)  # signal handlers can run between the waits
@@ -104,7 +104,7 @@ class Hub:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether machines are still connected, or must still be notified of the run's end."""
+        """Whether machines are connected, or late machines must be notified of the run's end."""
         has_members = any(peer.has_joined for peer in self.peers.values())
         return has_members or self._coordinator.num_unnotified > 0
 
@@ -147,7 +147,7 @@ class Hub:
         self._num_peers += 1
         self.peers[self._num_peers] = _PeerState(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
-        with suppress(OSError):  # already closed, as the next read reports
+        with suppress(OSError):  # already closed: the next read reports it
             connection.flush_watched(self._selector)
 
     def _serve_peer(self, number: int, events: int, now: float) -> None:
@@ -188,7 +188,7 @@ class Hub:
             raise messages.InvalidPeer("it has not joined")
 
     def _check_timeouts(self, now: float) -> None:
-        """Send heartbeats, drop silent machines and refuse those that do not join."""
+        """Send heartbeats, drop silent machines, and refuse connections that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
             joined = [key for key, peer in self.peers.items() if peer.has_joined]

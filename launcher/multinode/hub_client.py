@@ -1,4 +1,4 @@
-"""A machine's end of the channel: a thread that stores the messages from machine 0."""
+"""Client of machine 0's hub: a thread that stores the received messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import suppress
 
 from headway.ipc.signals import Bell
 from headway.launcher.multinode import messages
+from headway.launcher.multinode.connection import Connection, clock_time, closed, lost_link, silence
 from headway.launcher.multinode.network import CHECK_EVERY_S, plain_address
-from headway.launcher.multinode.connection import Connection, closed, lost_link, silence, clock_time
 
 
 class HubClient:
-    """A machine's membership. Its thread sets the attributes; `word` returns the progress."""
+    """Connection to the hub, served by a thread; `progress` describes this machine's ranks."""
 
     def __init__(
         self, link: socket.socket, key: bytes, machine_timeout_s: float, progress: Callable[[], str]
@@ -33,9 +33,9 @@ class HubClient:
         self.stopping: messages.Signalled | None = None
         self.on_grace_end: Callable[[], None] = lambda: None
         """Called by the thread when another machine ends the run's grace period."""
-        self.lost: str | None = None  # why machine 0 was lost
-        self.is_silent = False  # machine 0 was lost because it sent nothing
-        self.peer_error: messages.InvalidPeer | None = None  # the other end is not machine 0
+        self.lost: str | None = None  # reason for the loss of machine 0
+        self.is_silent = False  # machine 0 was lost after a timeout
+        self.peer_error: messages.InvalidPeer | None = None  # the peer is not machine 0
         self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
         self.connection = Connection(link, key, is_hub=False)
@@ -53,7 +53,7 @@ class HubClient:
         self._thread.start()
 
     def send(self, message: messages.Message) -> None:
-        """Queue a message, which is sent once the other end has greeted."""
+        """Queue a message; it is sent once the hub has greeted."""
         self._to_send.append(message)
         self._wake()
 
@@ -66,17 +66,17 @@ class HubClient:
 
     @property
     def is_over(self) -> bool:
-        """Whether further messages from machine 0 are irrelevant."""
+        """Whether the run has ended, or the connection is lost."""
         return self.ended_by is not None or self.refused is not None or self.is_lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection ended before the run."""
+        """Whether the connection was lost before the end of the run."""
         return self.lost is not None or self.peer_error is not None
 
     @property
     def is_closed_unanswered(self) -> bool:
-        """Whether the other end, such as a tunnel, closed the connection without an answer."""
+        """Whether the peer, such as a tunnel, closed the connection without an answer."""
         answers = (self.accepted, self.refused, self.ended_by)
         return self.lost is not None and not any(answer is not None for answer in answers)
 
@@ -89,7 +89,7 @@ class HubClient:
         self._wakeup_writer.close()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # the thread has ended
+        with suppress(OSError):  # the thread has exited
             self._wakeup_writer.send(b"\0")
 
     def _serve(self) -> None:
@@ -124,7 +124,7 @@ class HubClient:
             self._bell.ring()
 
     def _report_timeout(self, seconds: float) -> None:
-        """Send machine 0, which may still receive it, the reason for closing the connection."""
+        """Report the timeout to machine 0, which may still receive messages."""
         self.lost = silence(seconds)
         self.is_silent = True
         self.connection.put(messages.HeartbeatLost(clock_time(seconds)))

@@ -1,4 +1,4 @@
-"""A machine's side of a multi-node run: it joins, then takes part in rounds until the end."""
+"""Rendezvous of a multi-node run: a machine joins the run, then each of its rounds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from headway.launcher.plan.variables import LOOPBACK
 
 _ANSWER_TIMEOUT_S = 60.0  # machine 0 answers at once, unless it is suspended
 _JOIN_TIMEOUT_S = 600.0
-_DECISION_TIMEOUT_S = 5.0  # machine 0 may be suspended, for example
+_DECISION_TIMEOUT_S = 5.0  # for machine 0, which may be suspended
 
 
 class MultiNodeRendezvous(Rendezvous):
-    """The rendezvous of a run on several machines.
+    """Rendezvous of a run on several machines.
 
-    Machine 0 has the hub of the channel, and all machines, including machine 0, are members. Each
-    round has its own store for the ranks, on machine 0, at the address that the channel uses.
+    Machine 0 runs the hub, and all machines, including machine 0, connect to it. In each round,
+    machine 0 starts a new store for the ranks, at the same address as the hub.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], run_id: str) -> None:
@@ -43,14 +43,14 @@ class MultiNodeRendezvous(Rendezvous):
         self.machine = plan.settings.machine_rank or 0
         self._device = plan.settings.device
         self._timeout_s = float(plan.settings.machine_timeout_s)
-        self._probe: socket.socket | None = None  # for another machine's probe
+        self._probe: socket.socket | None = None  # listens for another machine's probe
         self._own_address = ""  # as other machines see it
         self._is_done = False
-        self._has_stopped = False  # a stop signal has arrived, here or elsewhere
+        self._has_stopped = False  # a stop signal has arrived on any machine
 
     @property
     def restart(self) -> messages.Restart | None:  # type: ignore[override]
-        """The requested restart of all machines that has not started yet."""
+        """The requested restart of all machines, if it has not started yet."""
         return self._member.restart if self._member is not None else None
 
     @property
@@ -73,20 +73,20 @@ class MultiNodeRendezvous(Rendezvous):
             host = network.listening_host(main) if network.is_loopback_host(main) else ""
             self._store, store_port = open_store(host)
         member.send(messages.MachineReady(self._listen_to_probe(member), store_port))
-        joined = self._wait_for_round(member, began, missing)
-        self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
-        for note in joined.notes:
+        start = self._wait_for_round(member, began, missing)
+        self.round, self.machine, self._own_address = start.number, start.machine, start.address
+        for note in start.notes:
             log(f"note: {note}")
         if self._probe is not None:
             self._probe.close()
             self._probe = None
         address = self._store_address(member)
         if not self._is_machine_0:
-            self._store = connect_to_store(address, joined.store_port, self._poll)
-        return self._info(joined.machine, joined.num_machines, address, joined.store_port)
+            self._store = connect_to_store(address, start.store_port, self._poll)
+        return self._info(start.machine, start.num_machines, address, start.store_port)
 
     def _join(self) -> HubClient:
-        callbacks = RankCallbacks(self.note_steps, self.note_loss, self.judge)
+        callbacks = RankCallbacks(self.note_steps, self.note_loss, self.describe_repetition)
         member = self._membership.join(self.progress, callbacks)
         member.on_grace_end = self.end_grace_period
         return member
@@ -108,7 +108,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
-        """Wait for the round after `began`; log missing machines if they are not `missing`."""
+        """Wait for the round after `began`; log missing machines that differ from `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -183,7 +183,7 @@ class MultiNodeRendezvous(Rendezvous):
         began = time.monotonic()
         while not member.wait(lambda: member.restart is not None, network.CHECK_EVERY_S):
             if member.stopping is not None:
-                self._follow_stop(member)  # the ranks here failed because of it
+                self._follow_stop(member)  # it caused the failure of the ranks here
             failed = describe()
             assert failed is not None, "torch has seen it"
             within_s = self._timeout_s * failed.suspicion + _DECISION_TIMEOUT_S
@@ -196,12 +196,12 @@ class MultiNodeRendezvous(Rendezvous):
             self._poll()
         return self.restart is not None
 
-    def are_all_done(self, describe_left: Callable[[], messages.Failed | None]) -> bool:
+    def are_all_done(self, describe_silent_exit: Callable[[], messages.Failed | None]) -> bool:
         member = self._member
         assert member is not None
         if not self._is_done:
             self._is_done = True
-            member.send(messages.Done(describe_left()))
+            member.send(messages.Done(describe_silent_exit()))
         return member.wait(lambda: member.is_all_done, network.CHECK_EVERY_S)
 
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
@@ -223,7 +223,7 @@ class MultiNodeRendezvous(Rendezvous):
             member.wait(lambda: False, _DECISION_TIMEOUT_S)
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of the interface to the other machines, unless the user set them."""
+        """Return variables that select the network interface, unless the user has set them."""
         member = self._member
         assert member is not None
         address = self._own_address if self._is_machine_0 else member.own_address
@@ -242,7 +242,7 @@ class MultiNodeRendezvous(Rendezvous):
 
 
 class Membership:
-    """This machine's member and machine 0's hub; waits `join_timeout_s` seconds for machines."""
+    """This machine's hub client and, on machine 0, the hub itself."""
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], join_timeout_s: float) -> None:
         settings = plan.settings
@@ -263,12 +263,12 @@ class Membership:
         self._this = "this machine" if self._rank is None else f"machine {self._rank}"
 
     def join(self, progress: Callable[[], str], seen: RankCallbacks | None = None) -> HubClient:
-        """Return this machine's member once machine 0 has accepted it or reported the run's end.
+        """Return the hub client once machine 0 has accepted this machine or reported the run's end.
 
         Waits until machine 0's name resolves and machine 0 answers. Reconnects if the connection is
-        closed: a tunnel or load balancer closes it before machine 0 listens behind it. `progress`
-        returns the progress of this machine's ranks; on machine 0, `seen` gets the other ranks'
-        reports. Raises LaunchError if machine 0 cannot be reached, the port is in use, or the
+        closed, because a tunnel or load balancer closes connections until machine 0 listens.
+        `progress` describes this machine's ranks; `seen` contains the callbacks on machine 0.
+        Raises LaunchError if machine 0 cannot be reached, the port is in use, or the
         machine is refused.
         """
         until = time.monotonic() + self._join_timeout_s
@@ -312,7 +312,7 @@ class Membership:
         )
 
     def _join_over(self, link: socket.socket, progress: Callable[[], str]) -> HubClient:
-        """Join over a connection; return the member once machine 0 answered or closed it."""
+        """Join over `link`; return the client once machine 0 has answered or closed the link."""
         member = self.member = HubClient(link, self._key, self._timeout_s, progress)
         member.send(self._join_message())
         notice_at = time.monotonic() + network.NOTICE_AFTER_S
@@ -364,7 +364,7 @@ class Membership:
         return f"main_address {self.address}, main_port {self.port}"
 
     def leave(self) -> None:
-        """Leave the run; machine 0 waits for the others to leave, at most the grace period."""
+        """Leave the run; machine 0 waits for the other machines, at most for the grace period."""
         if self.member is not None:
             self.member.send(messages.Leave())
             self.member.close()

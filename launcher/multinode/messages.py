@@ -1,9 +1,9 @@
 """The messages between launchers: lines of JSON, authenticated by HMAC-SHA256.
 
-Each end first sends a plain line with a nonce. Every later line starts with a tag of its content
-and its number on the connection. The tag's key is derived from the run's key, both nonces and the
-direction, so that forged, repeated, reordered, reflected lines and those of other connections are
-refused. Messages are not encrypted.
+Each end first sends a line with a nonce. Every later line starts with a tag: the HMAC of its
+content and sequence number, with a key derived from the run's key, both nonces and the direction.
+Lines that were forged, replayed, reordered, reflected or sent on another connection are refused.
+Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.ipc.records import CrashSite, Figures
 from headway.ipc.typed import decode, encode, kinds_of
 
 PROTOCOL = "headway-channel/2"
-MAX_GREETING = 128  # bytes, also for a refusal: lines without a tag
+MAX_GREETING = 128  # bytes of a line without a tag: a greeting or a refusal
 MAX_LINE = 2**20  # bytes
 MAX_DETAILS = 50_000  # characters
 _TAG_BYTES = 16  # half of SHA-256's output: RFC 2104, section 5
@@ -44,7 +44,7 @@ class Join(NamedTuple):
     """A machine's first message, which identifies it."""
 
     machine: int | None  # its rank; None: machine 0 assigns one
-    least: int  # number of machines that it expects
+    least: int  # its minimum number of machines
     most: int
     host: str
     facts: MachineFacts
@@ -53,8 +53,8 @@ class Join(NamedTuple):
 class MachineReady(NamedTuple):
     """The machine runs no ranks and waits for a round."""
 
-    probe_port: int  # where it listens for another machine's probe
-    store_port: int | None  # of torch's store, from machine 0
+    probe_port: int  # to which another machine connects
+    store_port: int | None  # of torch's store; None except on machine 0
 
 
 class Probed(NamedTuple):
@@ -64,7 +64,7 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure: reported by a machine, or sent to all by machine 0 if it ended the run."""
+    """A failure reported by a machine, or the failure that ended the run, sent by machine 0."""
 
     machine: int
     host: str
@@ -73,21 +73,21 @@ class Failed(NamedTuple):
     details: str
     fix: str
     exit_code: int
-    suspicion: int = 0  # that it is a consequence: 0 none, 1 left silently, 2 in communication
-    ago_s: float = 0.0  # from the failure to the sending of the message
+    suspicion: int = 0  # of being a consequence: 0 none, 1 silent exit, 2 communication error
+    ago_s: float = 0.0  # seconds from the failure to this message
     is_final: bool = False  # a restart would not help
     site: CrashSite | None = None
-    repeats: str = ""  # how it repeats the previous failure, by machine 0
+    repeats: str = ""  # description of the repetition, set by machine 0
 
 
 class Done(NamedTuple):
-    """All ranks of the machine succeeded; `left` describes a rank that left silently."""
+    """All ranks of the machine succeeded; `silent_exit` describes a rank that exited silently."""
 
-    left: Failed | None = None
+    silent_exit: Failed | None = None
 
 
 class Signalled(NamedTuple):
-    """A signal on the sending machine stops the run; machine 0 notifies the others."""
+    """A signal on the sending machine stops the run; machine 0 notifies the other machines."""
 
     signal: int
     host: str
@@ -104,7 +104,7 @@ class StepTiming(NamedTuple):
 
 
 class HeartbeatLost(NamedTuple):
-    """The sender received nothing for too long and leaves: the link to it is cut."""
+    """The sender received nothing within the timeout, and leaves."""
 
     since: str  # time of day of the last message
 
@@ -140,9 +140,9 @@ class StartRound(NamedTuple):
     machine: int  # the rank of the receiver
     num_machines: int
     num_restarts: int  # so far, in the whole run
-    address: str  # of the receiver, as the others see it
+    address: str  # of the receiver, as seen by other machines
     store_port: int
-    notes: tuple[str, ...] = ()  # how the receiver differs from machine 0
+    notes: tuple[str, ...] = ()  # the receiver's differences from machine 0
 
 
 class Restart(NamedTuple):
@@ -169,11 +169,11 @@ class InvalidPeer(Exception):
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.reason = reason
-        """`key` or `version` if the other end's differs, else empty."""
+        """`key` or `version` if the peer's key or version differs, else empty."""
 
 
 class Greeting(NamedTuple):
-    """The plain first line of each end."""
+    """The first line from each end, without a tag."""
 
     nonce: str
     has_key: bool
@@ -197,17 +197,17 @@ def read_greeting(line: bytes) -> Greeting:
 
 
 def protocol_mismatch() -> InvalidPeer:
-    """Return the exception for an end that does not start with a greeting."""
+    """Return the exception for a peer that does not start with a greeting."""
     return InvalidPeer("it does not use the protocol of Headway's launchers")
 
 
 def refusal(reason: str) -> bytes:
-    """Return the plain line with the reason for a refusal: `key` or `version`."""
+    """Return the untagged line with the reason for a refusal: `key` or `version`."""
     return f"headway-channel refused: {reason}\n".encode()
 
 
 class Session:
-    """The authenticated messages of a connection; with an empty key, anyone can send them."""
+    """Authenticates the messages of a connection; an empty key provides no protection."""
 
     def __init__(self, key: bytes, ours: Greeting, theirs: Greeting, *, is_hub: bool) -> None:
         nonces = [ours.nonce, theirs.nonce] if is_hub else [theirs.nonce, ours.nonce]

@@ -1,4 +1,4 @@
-"""Addresses, listening sockets and connections of a launcher."""
+"""Network addresses, listening sockets and connections of a launcher."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHECK_EVERY_S = 0.1
-"""Polling interval of waits, since a signal just before a wait does not interrupt it."""
+"""Polling interval of waits: a signal that arrives just before a wait does not interrupt it."""
 
 NOTICE_AFTER_S = 1.0
-"""Seconds after which a wait is logged; usual waits are shorter."""
+"""Seconds after which a wait is logged; most waits are shorter."""
 
 _CONNECT_TIMEOUT_S = 5.0  # per attempt
 
 
 def resolved(host: str) -> list[str]:
-    """Resolve a host; raises OSError if it has no address yet, UnicodeError if it is invalid."""
+    """Return a host's addresses; raises OSError if it has none, UnicodeError if it is invalid."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(plain_address(place) for *_, place in found))
 
@@ -35,14 +35,14 @@ def resolved(host: str) -> list[str]:
 def plain_address(end: tuple[Any, ...]) -> str:
     """Return the IP address of a socket address, with its interface if it is link-local.
 
-    The IPv4 address of a dual-stack socket has no IPv6 prefix.
+    IPv4-mapped addresses of dual-stack sockets are returned as IPv4 addresses.
     """
     interface = f"%{socket.if_indextoname(end[3])}" if len(end) > 3 and end[3] else ""
     return str(end[0]).removeprefix("::ffff:") + interface
 
 
 def reachable_address(address: str, own_address: str) -> str:
-    """Replace the interface in an address seen by another machine with this machine's."""
+    """Return another machine's address with the interface of this machine if it is link-local."""
     interface = own_address.partition("%")[2]
     plain, has_interface, _ = address.partition("%")
     return f"{plain}%{interface}" if has_interface and interface else address
@@ -76,7 +76,7 @@ def is_local_address(address: str) -> bool:
 
 
 def _socket_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Return the family and address of a socket, with the interface of a link-local host."""
+    """Return the socket family and socket address of a host and port."""
     family, _, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return family, end
 
@@ -142,7 +142,7 @@ def listening_host(address: str) -> str:
         return ""
     if any(map(is_loopback, addresses)):
         log(
-            f"note: main_address {address} is {addresses[0]} on this machine, which no "
+            f"note: main_address {address} resolves to {addresses[0]} on this machine, which no "
             "other machine can reach; listening on all addresses"
         )
         return ""
@@ -150,7 +150,7 @@ def listening_host(address: str) -> str:
 
 
 def is_machine_0(rank: int | None, address: str) -> bool:
-    """Return whether this is machine 0: by rank, or without one, by the main address."""
+    """Return whether this is machine 0, by its rank or, without a rank, by the main address."""
     if rank is not None:
         return rank == 0
     try:
@@ -180,7 +180,7 @@ def start_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures
     def call() -> None:
         try:
             called.set_result(do(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001  the caller gets it
+        except BaseException as error:  # noqa: BLE001  raised in the caller
             called.set_exception(error)
 
     threading.Thread(target=call, name="headway-store", daemon=True).start()
@@ -188,7 +188,7 @@ def start_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures
 
 
 def wait_for_call(called: futures.Future[T], poll: Callable[[], None] = lambda: None) -> T:
-    """Wait for a started call; exceptions of signal handlers and `poll` interrupt the wait."""
+    """Wait for a call's result; exceptions from signal handlers and `poll` interrupt the wait."""
     while not futures.wait([called], CHECK_EVERY_S).done:
         poll()
     return called.result()

@@ -1,6 +1,6 @@
 """Checks before ranks start: the machines' versions, script and settings, and the run's key.
 
-Pure, except for reading the script. The key, from the environment, authenticates the machines.
+Pure, except for reading the script. The key in the environment authenticates the machines.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class FactMismatch(NamedTuple):
     on_machine_0: str
 
     def __str__(self) -> str:
-        if self.what == _ARGUMENTS:  # the digests mean nothing to a reader
+        if self.what == _ARGUMENTS:  # their digests are meaningless to users
             return f"{self.machine}: the script's {self.what} differ from machine 0's"
         return f"{self.machine}: {self.what} {self.here}, but {self.on_machine_0} on machine 0"
 
 
 def facts_of(plan: LaunchPlan, torch_version: str) -> MachineFacts:
-    """Return the facts that machines compare, with digests of possible secrets."""
+    """Return the facts that machines compare; possible secrets are hashed."""
     program = plan.program
     must = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
     with suppress(OSError):  # Python finds a module itself

@@ -1,6 +1,6 @@
-"""The rendezvous of one machine's ranks: torch's store, on the loopback interface only.
+"""Rendezvous of a run on a single machine: torch's store, on the loopback interface only.
 
-Calls of a store time out, and signals interrupt them. `membership.py` is for several machines.
+Store calls time out, and signals interrupt them. `membership.py` supports several machines.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from headway.errors import HeadwayError, LaunchError
 from headway.ipc.records import CrashSite, Figures
 from headway.launcher.multinode.network import (
     CHECK_EVERY_S,
-    start_call,
     host_port,
     listening_socket,
+    start_call,
     wait_for_call,
 )
 from headway.launcher.plan.variables import LOOPBACK
@@ -36,35 +36,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BACKEND = "headway"
-_STORE_TIMEOUT = timedelta(seconds=60)  # torch's, for keys that other ranks have not set yet
+_STORE_TIMEOUT = timedelta(seconds=60)  # of torch, for keys that other ranks must set
 _ANSWER_TIMEOUT_S = 30.0  # it answers at once, unless its machine or the network is down
 
 
 class RunEnded(Exception):
-    """The run ended on another machine; if it failed, the handler's `ended_by` is the failure."""
+    """The run ended on another machine; if it failed, `Rendezvous.ended_by` is the failure."""
 
 
 class Rendezvous(RendezvousHandler):
-    """The rendezvous of a run on a single machine, which waits for no other machine.
+    """Rendezvous of a run on a single machine.
 
-    Each attempt of the ranks is a round with its own store, because torch reuses the keys and would
-    read the addresses of dead processes. The ranks get `run_id`.
+    Each attempt is a round with a new store: torch reuses the keys, and would otherwise read the
+    addresses of dead processes. The ranks receive `run_id`.
     """
 
     machine = 0  # the rank of this machine, once the first round has started
     ended_by: Failed | None = None  # the run's failure, if another machine reported it
-    has_lost_machine_0 = False  # and the run ended
+    has_lost_machine_0 = False  # which ended the run
     forwards_stop = False  # the stop signal being raised comes from another machine
-    restart: Restart | None = None  # of all machines, requested and not started
+    restart: Restart | None = None  # requested for all machines, not started yet
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.round = -1
-        self.progress: Callable[[], str] = str  # returns the ranks' progress, for other machines
-        # these are called by another thread
+        self.progress: Callable[[], str] = str  # the ranks' progress, for other machines
+        # called by another thread
         self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
         self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
-        self.judge: Callable[[CrashSite | None], str] = lambda _: ""
+        self.describe_repetition: Callable[[CrashSite | None], str] = lambda _: ""
         self.end_grace_period: Callable[[], None] = lambda: None  # of the ranks here
         self._store: Store | None = None
 
@@ -104,12 +104,12 @@ class Rendezvous(RendezvousHandler):
         """Return whether machine 0 restarts all ranks after the failure that `describe` returns."""
         return False
 
-    def are_all_done(self, describe_left: Callable[[], Failed | None]) -> bool:
-        """Return whether all ranks of the run succeeded; `describe_left` is for one that left."""
+    def are_all_done(self, describe_silent_exit: Callable[[], Failed | None]) -> bool:
+        """Return whether all ranks succeeded; `describe_silent_exit` describes a silent exit."""
         return True
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the run ends or a signal handler raises."""
+        """Wait; raises RunEnded if the run ends meanwhile."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             self._poll()
@@ -122,10 +122,10 @@ class Rendezvous(RendezvousHandler):
         """Report the step times of a rank to machine 0; called by another thread."""
 
     def give_up(self, error: HeadwayError) -> None:
-        """Report to the other machines that this one cannot continue."""
+        """Report to the other machines that this machine cannot continue."""
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables for ranks that depend on the network between machines."""
+        """Return the ranks' variables that depend on the network between machines."""
         return {}
 
     def is_closed(self) -> bool:
@@ -143,9 +143,9 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store whose calls time out; exceptions of signal handlers and `poll` interrupt them.
+    """A store whose calls time out; exceptions from signal handlers and `poll` interrupt them.
 
-    torch's agent uses it like the store. Each call runs in another thread.
+    Each call runs in another thread.
     """
 
     def __init__(self, store: Store, address: str, port: int, poll: Callable[[], None]) -> None:
@@ -194,7 +194,7 @@ def open_store(host: str) -> tuple[TCPStore, int]:
 
 
 def connect_to_store(address: str, port: int, poll: Callable[[], None]) -> TCPStore:
-    """Connect to machine 0's store; an exception of `poll` interrupts the wait."""
+    """Connect to machine 0's store; an exception from `poll` interrupts the wait."""
     made = start_call(
         TCPStore, address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False
     )

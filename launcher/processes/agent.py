@@ -141,7 +141,7 @@ class Agent(LocalElasticAgent):
         settings = plan.settings
         self._restarts = Restarts(settings.restart_delay, is_one_machine=plan.is_one_machine)
         self._repeats = Repeats(self._project, settings.restart_anyway == YES)
-        handler.judge = self._repeats.judge
+        handler.describe_repetition = self._repeats.judge
         self._repeated = ""  # how the failure that has ended the run is the one before it
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.folders import begin, commit, next_saved_at
+from headway.checkpoint.folders import commit, create_pending, next_saved_at
 from headway.checkpoint.manifest import (
     FORMAT,
     NAME,
@@ -35,7 +35,7 @@ def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS) -> None:
 
 def save(target: Path, step: int = 1) -> None:
     """Save a checkpoint as training does, in one process."""
-    pending = begin(target)
+    pending = create_pending(target)
     write(pending, step)
     commit(pending, target)
 

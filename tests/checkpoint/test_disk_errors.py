@@ -126,7 +126,7 @@ def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
     with broken(left, errno.EIO):
         assert train(tmp_path) == 3
     assert not gone.exists()
-    assert f"what an interrupted save left: {left}" in capsys.readouterr().err
+    assert f"leftovers of an interrupted save: {left}" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -135,7 +135,7 @@ def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train(tmp_path, 3)
-    live = folders.begin(tmp_path / "checkpoints" / "step_00000004")
+    live = folders.create_pending(tmp_path / "checkpoints" / "step_00000004")
     code = "import sys; from pathlib import Path; from headway.checkpoint.folders import *\n"
     code += "print(lock_project(Path(sys.argv[1])).holder, flush=True); sys.stdin.read()"
     other = subprocess.Popen(

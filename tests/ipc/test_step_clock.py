@@ -18,8 +18,8 @@ from headway.ipc.step_clock import (
     SAVE,
     SCRIPT,
     SYNC,
-    Event,
     DeviceTimer,
+    Event,
     StepClock,
 )
 
@@ -121,7 +121,7 @@ def test_a_count_that_cannot_be_read_for_a_while_is_no_loss_then_or_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "schedstat"  # of this thread: on its core, waiting for it, turns
-    monkeypatch.setattr(step_clock, "_WAITED", str(path))
+    monkeypatch.setattr(step_clock, "_SCHEDSTAT", str(path))
     monkeypatch.setattr(step_clock, "_EVERY_S", 0.0)
     clock, stolen_s = StepClock(), []
     for step, text in enumerate(("7000000000 1000000000 42", "", "7 1000000000 42", "7 15e8 4")):

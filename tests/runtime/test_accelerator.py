@@ -27,7 +27,7 @@ from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.run_contract import VARIABLE, RunContract, encode
-from headway.ipc.step_clock import Event, DeviceTimer, StepClock
+from headway.ipc.step_clock import DeviceTimer, Event, StepClock
 from headway.training import steps
 from headway.utils import send_to_device, set_seed
 

@@ -139,7 +139,7 @@ def test_what_ends_the_process_does_so_once_the_last_checkpoint_is_written(
     if how == "exit":
         with pytest.raises(KeyboardInterrupt):
             waits.set() or accelerator.wait_for_checkpoint()  # type: ignore[func-returns-value]
-        accelerator.parts.checkpoints.take_at_exit()
+        accelerator.parts.checkpoints.save_due_at_exit()
         assert codes == [130]
     else:
         with pytest.raises(KeyboardInterrupt):
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_is_due_at_exit_is_written_before_the_process_leaves()
     accelerator.resume()
     for _ in training.batches():
         accelerator.checkpoint(every=5, wait=False)
-    accelerator.parts.checkpoints.take_at_exit()
+    accelerator.parts.checkpoints.save_due_at_exit()
     assert names() == ["step_00000005"]
 
 

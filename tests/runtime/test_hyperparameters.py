@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from headway import Accelerator
-from headway.checkpoint.preemption import _report_no_step
+from headway.checkpoint.preemption import _log_if_untrained
 from headway.training.optimizer import of_optimizer, of_scheduler, replaced
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
@@ -101,7 +101,7 @@ def test_a_resume_without_a_step_says_that_nothing_was_left(
     assert said not in capsys.readouterr().err
     script = Script(steps=1)
     progress = script.accelerator.parts.training.progress
-    report = partial(_report_no_step, progress, progress.num_trained, "run")
+    report = partial(_log_if_untrained, progress, progress.num_trained, "run")
     with monkeypatch.context() as failed:
         failed.setattr(sys, "last_type", ValueError, raising=False)
         report()

@@ -79,9 +79,7 @@ def _outcome(
     if child == 0:
         try:
             printed = output.fileno()
-            init_child(
-                server, [os.open(os.devnull, os.O_RDONLY), os.dup(printed), os.dup(printed)]
-            )
+            init_child(server, [os.open(os.devnull, os.O_RDONLY), os.dup(printed), os.dup(printed)])
             for fd in wake_fds:
                 os.close(fd)
             signals.reset_handlers(signal.SIGINT)

@@ -14,7 +14,7 @@ from headway.devices.table import extensions
 from headway.errors import ConfigError
 from headway.ipc.numbering import ALONE, NUMBERINGS
 from headway.ipc.origin import Layer, Origin
-from headway.launcher.clusters import cluster
+from headway.launcher.clusters import cluster_settings
 from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.launcher.clusters.kinds import ClusterKind
 from headway.launcher.clusters.table import CLUSTERS
@@ -208,7 +208,7 @@ HERE = {
 def test_the_least_that_a_row_needs_has_a_name_for_which_it_is_imported(row: ClusterKind) -> None:
     least = HERE[row.name]
     assert row.is_detected(least)
-    assert any(name.startswith(cluster.SIGNS) for name in least)
+    assert any(name.startswith(cluster_settings.PREFIXES) for name in least)
     for name in least:  # so that no less is enough
         assert not row.is_detected({other: least[other] for other in least if other != name})
 
@@ -216,7 +216,7 @@ def test_the_least_that_a_row_needs_has_a_name_for_which_it_is_imported(row: Clu
 def test_each_row_is_a_value_of_the_setting() -> None:
     assert {ALONE, AUTO, *(row.name for row in CLUSTERS)} == {*TABLE["cluster"].choices}
     names = [name for row in NUMBERINGS.values() for name in (row.size, row.rank) if name]
-    assert all(name.startswith(cluster.SIGNS) for name in names)
+    assert all(name.startswith(cluster_settings.PREFIXES) for name in names)
 
 
 TOY = {

@@ -13,12 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from headway.ipc.records import Figures
-from headway.launcher.multinode.connection import ended
+from headway.launcher.multinode.connection import closed
 from headway.launcher.multinode.coordinator import Coordinator
 from headway.launcher.multinode.hub import Hub
 from headway.launcher.multinode.hub_client import HubClient
 from headway.launcher.multinode.messages import (
-    MachineHeartbeat,
     Done,
     Fact,
     Failed,
@@ -26,6 +25,7 @@ from headway.launcher.multinode.messages import (
     Join,
     Leave,
     MachineFacts,
+    MachineHeartbeat,
     MachineReady,
     Message,
     Probed,
@@ -311,8 +311,8 @@ def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
 
 
 def test_a_connection_that_the_system_gives_up_is_no_end_of_a_launcher() -> None:
-    assert ended(EOFError()) == ended(ConnectionResetError()) == "its launcher exited"
-    assert "No route to host" in ended(OSError(errno.EHOSTUNREACH, "No route to host"))
+    assert closed(EOFError()) == closed(ConnectionResetError()) == "its launcher exited"
+    assert "No route to host" in closed(OSError(errno.EHOSTUNREACH, "No route to host"))
 
 
 def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> None:

@@ -138,10 +138,10 @@ def test_a_machine_without_a_rank_is_machine_0_once_the_main_address_is_its_own(
 
 def test_a_link_local_address_keeps_its_interface_which_differs_between_machines() -> None:
     index = socket.if_nametoindex("lo")
-    assert connect.plain_address(("fe80::1", 0, 0, index)) == "fe80::1%lo"
-    assert connect.plain_address(("::ffff:10.0.0.1", 0, 0, 0)) == "10.0.0.1"
-    assert connect.reachable_address("fe80::1%lo", "fe80::2%eth1") == "fe80::1%eth1"
-    assert connect.reachable_address("10.0.0.1", "10.0.0.2") == "10.0.0.1"
+    assert network.plain_address(("fe80::1", 0, 0, index)) == "fe80::1%lo"
+    assert network.plain_address(("::ffff:10.0.0.1", 0, 0, 0)) == "10.0.0.1"
+    assert network.reachable_address("fe80::1%lo", "fe80::2%eth1") == "fe80::1%eth1"
+    assert network.reachable_address("10.0.0.1", "10.0.0.2") == "10.0.0.1"
 
 
 def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() -> None:

@@ -17,13 +17,13 @@ from headway.ipc import typed
 from headway.launcher.multinode.messages import (
     MAX_DETAILS,
     MAX_LINE,
-    MachineHeartbeat,
     Done,
     Failed,
+    InvalidPeer,
+    MachineHeartbeat,
     Missing,
     Session,
     StartRound,
-    InvalidPeer,
     new_greeting,
     read_greeting,
 )
