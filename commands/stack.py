@@ -11,7 +11,7 @@ from headway.commands.flags import Parser, bad_words
 from headway.commands.tables import print_table
 from headway.commands.top import HEAD, row_of
 from headway.errors import LaunchError
-from headway.launcher.diagnosis.run_socket import ActiveRun, ask_for_stacks, list_runs
+from headway.launcher.diagnosis.run_socket import ActiveRun, list_runs, request_stacks
 
 _TIMEOUT_S = 60.0  # ranks have some seconds to respond to the launcher
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 def _stacks(pid: int) -> str:
     failure = "the launcher exited before it responded"
     try:
-        text = ask_for_stacks(pid, _TIMEOUT_S)
+        text = request_stacks(pid, _TIMEOUT_S)
         if text is not None:
             return text
     except TimeoutError:

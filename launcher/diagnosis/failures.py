@@ -14,17 +14,17 @@ from headway.ipc.stderr import named
 from headway.launcher.diagnosis.reasons import (
     Evidence,
     Reason,
-    described,
     find_reason,
-    is_of_communication,
+    formatted,
+    is_communication_error,
     is_transient,
 )
-from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback, users_frame
+from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback, user_frame
 from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATION_ERRORS, contains
 
-_FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
+_EXIT_DELAY_S = 5.0  # on a busy machine
 _MAX_LINES = 12  # of a failed rank's last output, in the report
-_KEPT_LINES = 40  # in the record
+_RECORDED_LINES = 40  # in the record
 # of a message: an address, and which of a loader's workers has read a bad sample
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=worker process )\d+")
 
@@ -39,7 +39,7 @@ class RankExit(NamedTuple):
     was_stopping: bool  # it ended after the launcher had begun to stop the ranks
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
-    left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
+    exited_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
     feature_use: FeatureUse | None = None  # what its program used, if it came to its end
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
 
@@ -66,7 +66,7 @@ class Failure(NamedTuple):
     @property
     def suspicion(self) -> int:
         """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
-        if not _may_be_a_victim(self.first):
+        if not _may_be_victim(self.first):
             return 0
         return 2 if self.first.crash is not None or self.mentions_communication else 1
 
@@ -76,14 +76,14 @@ class Failure(NamedTuple):
         crash = self.first.crash
         if crash is None or crash.step < 1 or is_transient(self.evidence) or self.suspicion:
             return None
-        frame = users_frame(parse_traceback(crash.traceback))
+        frame = user_frame(parse_traceback(crash.traceback))
         message = sha256(_VARYING.sub("", crash.message).encode(errors="replace")).hexdigest()[:16]
         return None if frame is None else CrashSite(crash.name, message, frame, crash.step)
 
     @property
     def cause(self) -> str:
         of = f" of {self.world_size}" if self.world_size > 1 else ""
-        return described(self.reason.cause, self.evidence, f"rank {self.first.rank}{of}")
+        return formatted(self.reason.cause, self.evidence, f"rank {self.first.rank}{of}")
 
     @property
     def aftermath(self) -> str:
@@ -113,7 +113,7 @@ class Failure(NamedTuple):
     def fix(self) -> str:
         """What to do next; a HeadwayError raised in the script carries its own fix."""
         crash = self.first.crash
-        return (crash.fix if crash is not None else "") or described(self.reason.fix, self.evidence)
+        return (crash.fix if crash is not None else "") or formatted(self.reason.fix, self.evidence)
 
     @property
     def exit_code(self) -> int:
@@ -131,7 +131,7 @@ def find_failure(
     divergence: Sequence[str] = (),
     lost_reader: str = "",
     signals_received: Collection[int] = (),
-    is_left: bool = False,
+    silent_fails: bool = False,
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
@@ -140,31 +140,31 @@ def find_failure(
     that the rank's last lines explain by communication is not silent: victims abort, too.
 
     `ranks` are all of this machine. `divergence` is kept where the first failure is one of
-    communication; `is_left`: leaving by os._exit(0) is a failure; the rest is as in `Evidence`.
+    communication; `silent_fails`: os._exit(0) is a failure; the rest is as in `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
-    failures = [end for end in ended if end.is_failure or (is_left and end.left_silently)]
+    failures = [end for end in ended if end.is_failure or (silent_fails and end.exited_silently)]
     own = [end for end in failures if not end.was_stopping] or failures
     if not own:
         return None
     first = own[0]
-    for end in ended if _may_be_a_victim(first) else ():
-        is_silent = end.left_silently and not end.was_stopping
+    for end in ended if _may_be_victim(first) else ():
+        is_silent = end.exited_silently and not end.was_stopping
         if end.code == -signal.SIGABRT:
-            is_silent &= not _mention_communication(last_lines.get(end.rank, ()))
-        if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
+            is_silent &= not _mentions_communication(last_lines.get(end.rank, ()))
+        if is_silent and end.time < first.time + _EXIT_DELAY_S:
             first = end
             break
     fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}
-    same = {end.rank for end in own if end is not first and _is_same(end, first)}
+    same = {end.rank for end in own if end is not first and _failed_alike(end, first)}
     different = [
         end
         for end in own
         if end is not first
         and end.rank not in same
         and end.crash is not None
-        and not _may_be_a_victim(end)
+        and not _may_be_victim(end)
     ]
     others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in different})
     lines = last_lines.get(first.rank, ())
@@ -180,40 +180,40 @@ def find_failure(
             first.message,
             memory_kills,
             lost_reader,
-            tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
+            tuple(divergence) if first.crash and is_communication_error(first.crash) else (),
             first.killed_after_s,
-            first.left_silently,
+            first.exited_silently,
             -first.code in signals_received,
         ),
-        last_lines=tuple(describe_crash(lines) or lines[-_KEPT_LINES:]),
-        mentions_communication=_mention_communication(lines),
+        last_lines=tuple(describe_crash(lines) or lines[-_RECORDED_LINES:]),
+        mentions_communication=_mentions_communication(lines),
         killed=tuple(end for end in ended if end.killed_after_s is not None),
     )
 
 
-def _may_be_a_victim(end: RankExit) -> bool:
+def _may_be_victim(end: RankExit) -> bool:
     """Return whether the failure may be a consequence of another rank's failure."""
     if end.crash is None:
         return (
-            end.left_silently and end.code <= 0
+            end.exited_silently and end.code <= 0
         )  # an exit code that the script chose is its own failure
-    return _mention_communication([end.crash.traceback])
+    return _mentions_communication([end.crash.traceback])
 
 
-def _mention_communication(lines: Sequence[str]) -> bool:
+def _mentions_communication(lines: Sequence[str]) -> bool:
     return contains("\n".join(lines), (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 
-def _is_same(end: RankExit, first: RankExit) -> bool:
+def _failed_alike(end: RankExit, first: RankExit) -> bool:
     if end.was_stopping:
         return False
     if end.crash is None or first.crash is None:
         return end.crash is first.crash and end.code == first.code > 0
     # not by the exit code: it may have been stopped on its way out
-    return end.crash.kind == first.crash.kind and _line_of(end.crash) == _line_of(first.crash)
+    return end.crash.kind == first.crash.kind and _crash_line(end.crash) == _crash_line(first.crash)
 
 
-def _line_of(crash: Crash) -> Stack:
+def _crash_line(crash: Crash) -> Stack:
     return parse_traceback(crash.traceback)[-1:]
 
 
@@ -237,11 +237,11 @@ class ServerDeath(NamedTuple):
     @property
     def cause(self) -> str:
         reason = find_reason(self.evidence)
-        return described(reason.cause, self.evidence, "the process that starts the ranks")
+        return formatted(reason.cause, self.evidence, "the process that starts the ranks")
 
     @property
     def fix(self) -> str:
-        fix = described(find_reason(self.evidence).fix, self.evidence)
+        fix = formatted(find_reason(self.evidence).fix, self.evidence)
         if self.evidence.code > 0:
             return f"{fix}, or try --set start_method=exec"
         return f"{fix}; with --max-restarts 1 it is started again"

@@ -22,17 +22,17 @@ from headway.launcher.diagnosis.stacks import (
     ProcessState,
     Stack,
     format_stack,
+    is_joining_threads,
     parse_traceback,
-    users_frame,
-    users_stacks,
-    waits_for_threads,
+    user_frame,
+    user_stacks,
 )
 from headway.launcher.diagnosis.torch_messages import EQUAL_SIZE_COLLECTIVES
 
 EXIT_CODE = 124
 """The launcher's exit code after `hang_timeout`; the same as that of timeout(1)."""
 
-_FORMING = "init_process_group"  # torch's function that forms the first group
+_INIT_FUNCTION = "init_process_group"  # torch's function that forms the first group
 
 
 class NoStack(Enum):
@@ -72,7 +72,7 @@ class RankStatus(NamedTuple):
 
     @property
     def place(self) -> Frame | None:
-        return users_frame(self.stacks[0]) if self.stacks else None
+        return user_frame(self.stacks[0]) if self.stacks else None
 
     def group(self, name: str) -> Group | None:
         return next((g for g in self.groups or () if g.name == name), None)
@@ -88,7 +88,7 @@ class RankFacts(NamedTuple):
     process: ProcessState | None = None  # where it has been asked and does not answer
 
 
-def status_of(facts: RankFacts) -> RankStatus:
+def rank_status(facts: RankFacts) -> RankStatus:
     """Return a rank's status: the position in its stack, or that it has exited.
 
     A rank whose process still runs has exited if its program has ended, no collective of it is
@@ -100,7 +100,7 @@ def status_of(facts: RankFacts) -> RankStatus:
     if facts.code is None:
         stacks, no_stack = _stacks_of(facts)
         is_waiting = any(group.first_pending is not None for group in facts.groups or ())
-        if end is None or is_waiting or waits_for_threads(stacks):
+        if end is None or is_waiting or is_joining_threads(stacks):
             return status._replace(stacks=stacks, no_stack=no_stack, process=facts.process)
     if crash is not None:
         groups = facts.groups and tuple(map(_before_crash, facts.groups))
@@ -116,7 +116,7 @@ def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
         return (), NoStack.STOPPED if facts.process.is_stopped else NoStack.SILENT
     if facts.answer is None:
         return (), NoStack.UNCONNECTED
-    return users_stacks(facts.answer.stacks), None
+    return user_stacks(facts.answer.stacks), None
 
 
 def _before_crash(group: Group) -> Group:
@@ -203,11 +203,11 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     lines = [item.sentence + _places(statuses, item.ranks) for item in found if item.ranks]
     lines = lines or ["no rank is known to be behind the others"]
     lines += [item.others_sentence + _places(statuses, item.others) for item in found]
-    told = {rank for item in found for rank in item.ranks + item.others}
+    mentioned = {rank for item in found for rank in item.ranks + item.others}
     ranks_by_place: dict[str, list[int]] = {}
     for status in statuses:
         place = ", ".join(filter(None, [_open_collective(status), _place(status)]))
-        if place and status.rank not in told:
+        if place and status.rank not in mentioned:
             ranks_by_place.setdefault(place, []).append(status.rank)
     lines += [f"{named(ranks)}: {place}" for place, ranks in ranks_by_place.items()]
     return [shown(line) for line in lines]
@@ -217,7 +217,7 @@ def _open_collective(status: RankStatus) -> str:
     for group in status.groups or () if status.exit is None else ():
         entered = None if group.first_pending is None else group.collective(group.first_pending)
         if entered is not None:
-            return f"in {entered.name} #{entered.number}{_suffix(group.name, group.ranks)}"
+            return f"in {entered.name} #{entered.number}{_group_suffix(group.name, group.ranks)}"
     return ""
 
 
@@ -242,11 +242,11 @@ def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | No
     absent = {s.rank: s for s in statuses if s.is_absent and s.rank in members}
     for rank in absent:
         groups.setdefault(rank, Group(name, None, ()))  # it has not reported what it entered
-    suffix = _suffix(name, members)
+    suffix = _group_suffix(name, members)
     return _different_collectives(groups, suffix) or _missing_ranks(groups, absent, suffix)
 
 
-def _suffix(name: str, members: Sequence[int] | None) -> str:
+def _group_suffix(name: str, members: Sequence[int] | None) -> str:
     if name in ("0", HEADWAY_GROUP):
         return ""
     return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
@@ -309,11 +309,11 @@ def _not_entered(
 def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Compare the stacks while the first group forms: torch records nothing yet."""
     calls = {s.rank: [frame.function for frame in (*s.stacks, ())[0]] for s in statuses}
-    inside = tuple(rank for rank, functions in calls.items() if _FORMING in functions)
+    inside = tuple(rank for rank, functions in calls.items() if _INIT_FUNCTION in functions)
     absent = {s.rank: s for s in statuses if s.is_absent}
     known = [s for s in statuses if s.exit or s.no_stack or s.place]  # others are ending
     missing = [s.rank for s in known if s.rank not in inside]
-    return [_not_entered(missing, absent, _FORMING, inside)] if inside and missing else []
+    return [_not_entered(missing, absent, _INIT_FUNCTION, inside)] if inside and missing else []
 
 
 def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
@@ -329,17 +329,17 @@ def _place(status: RankStatus) -> str:
     return f"{doing}at {status.place}"
 
 
-def describe(statuses: Sequence[RankStatus], still_s: float) -> str:
-    """Return where the ranks are, for a person; one of them made progress `still_s` ago."""
+def describe(statuses: Sequence[RankStatus], idle_s: float) -> str:
+    """Return where the ranks are, for a person; one of them made progress `idle_s` ago."""
     if not statuses:
         return "no rank has started yet"
-    heading = f"{named([status.rank for status in statuses])}: last progress {still_s:.0f} s ago"
+    heading = f"{named([status.rank for status in statuses])}: last progress {idle_s:.0f} s ago"
     return "\n".join(
         [heading, *(f"  {line}" for line in explain(statuses)), describe_stacks(statuses)]
     )
 
 
-def newest_entry(statuses: Sequence[RankStatus]) -> float:
+def last_collective_at(statuses: Sequence[RankStatus]) -> float:
     """Return when a rank last entered a collective, in seconds since the epoch; 0 for never."""
     groups = (group for status in statuses for group in status.groups or ())
     return max((call.entered_at for group in groups for call in group.collectives), default=0.0)

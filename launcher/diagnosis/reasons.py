@@ -1,4 +1,4 @@
-"""Why a run failed: a table of reasons; the first one that holds is reported. Pure."""
+"""Why a run failed: a table of reasons; the first one that matches is reported. Pure."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Evidence(NamedTuple):
     lost_reader: str = ""  # the launcher's streams that lost their reader
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
-    left_silently: bool = False  # reported neither an end nor an exception
-    is_passed_on: bool = False  # the launcher has received the signal that ended it
+    exited_silently: bool = False  # reported neither an end nor an exception
+    is_forwarded: bool = False  # the launcher has received the signal that ended it
 
 
 class Reason(NamedTuple):
@@ -56,7 +56,7 @@ class Reason(NamedTuple):
     """
 
     name: str  # identifies it
-    holds: Callable[[Evidence], bool]
+    matches: Callable[[Evidence], bool]
     cause: str
     fix: str
 
@@ -64,17 +64,17 @@ class Reason(NamedTuple):
 _PACKAGES = {"PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "yaml": "pyyaml"}
 _PACKAGES |= {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 _EXCEPTION = "{rank} failed with {exception}"
-_USUALLY_MEMORY = (
+_OOM_KILL_FIX = (
     "usually this is the kernel's OOM killer (`dmesg` names what it killed): use fewer processes, "
     "loader workers or samples, or raise the memory limit of the job or container; otherwise "
     "another program killed it"
 )
 
 
-def _of_crash(name: str, holds: Callable[[Crash], bool], fix: str, more: str = "") -> Reason:
+def _for_crash(name: str, matches: Callable[[Crash], bool], fix: str, more: str = "") -> Reason:
     """Return the reason for an exception that nothing handled."""
     return Reason(
-        name, lambda seen: seen.crash is not None and holds(seen.crash), _EXCEPTION + more, fix
+        name, lambda seen: seen.crash is not None and matches(seen.crash), _EXCEPTION + more, fix
     )
 
 
@@ -92,30 +92,30 @@ REASONS = (
         "have every rank enter the same collectives in the same order; to leave a "
         "loop: accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
     ),
-    _of_crash(
+    _for_crash(
         "device_out_of_memory",
         lambda crash: is_out_of_memory(crash),
         "the device's memory is full: make the batch smaller (and gradient_accumulation_steps "
         "larger, so that an optimizer step sees as many samples as before)",
     ),
-    _of_crash(
+    _for_crash(
         "no_nccl",
         lambda crash: contains(crash.message, NO_NCCL),
         "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
         'init_process_group("gloo")',
     ),
-    _of_crash(
+    _for_crash(
         "no_gpu",
         lambda crash: contains(crash.message, NO_GPU),
         "the script requests a GPU, but torch finds none here (`headway doctor` prints why): "
         'use accelerator.device, or torch.device("cpu")',
     ),
-    _of_crash(
+    _for_crash(
         "no_kernels",
         lambda crash: contains(crash.message, NO_KERNELS),
         "this torch is not built for this GPU: `headway doctor` names a build that is",
     ),
-    _of_crash(
+    _for_crash(
         "shared_memory_full",
         # the whole traceback: that of a loader worker is in it
         lambda crash: (
@@ -126,38 +126,38 @@ REASONS = (
         "`docker run --shm-size=8g`, in Kubernetes mount an emptyDir of medium Memory at /dev/shm; "
         "or use num_workers=0",
     ),
-    _of_crash(
+    _for_crash(
         "wrapped_model",
         lambda crash: crash.kind == "AttributeError" and contains(crash.message, WRAPPED_MODEL),
         "with several ranks the prepared model is wrapped: its own attributes are those of "
         "accelerator.unwrap_model(model)",
     ),
-    _of_crash(
+    _for_crash(
         "no_input",
         lambda crash: crash.kind == "EOFError" and contains(crash.message, NO_INPUT),
         "of the ranks only rank 0 has the standard input: pass the answer as an argument of the "
         "script, or ask under `if accelerator.is_main_process:`",
     ),
-    _of_crash(
+    _for_crash(
         "module_not_found",
         lambda crash: crash.kind == "ModuleNotFoundError",
         "a package: install it for the Python of this launch, `{installer} {module}`, "
         "or launch from the environment that has it; a file of yours: put its folder on PYTHONPATH",
     ),
-    _of_crash(
+    _for_crash(
         "file_not_found",
         lambda crash: crash.kind == "FileNotFoundError" and ": '/" not in crash.message,
         "a relative path begins in the folder of the launch, not in the script's: pass an absolute "
         "one, or use `pathlib.Path(__file__).parent`",
     ),
-    _of_crash("no_process", lambda crash: contains(crash.message, NO_THREAD), MORE_PROCESSES),
-    _of_crash(
+    _for_crash("no_process", lambda crash: contains(crash.message, NO_THREAD), MORE_PROCESSES),
+    _for_crash(
         "out_of_memory",
         lambda crash: crash.kind == "MemoryError" or contains(crash.message, OUT_OF_CPU_MEMORY),
         "this process's memory is full, or at a limit (`ulimit -v`): use fewer processes, "
         "loader workers or samples on this machine",
     ),
-    _of_crash(
+    _for_crash(
         "debugger_left",
         lambda crash: crash.kind == DEBUGGER_LEFT.text,
         "pass --debug-rank RANK to attach the terminal to one rank; on the others breakpoint() and "
@@ -168,16 +168,16 @@ REASONS = (
         "loader_worker_killed",
         lambda seen: _has_lost_loader_worker(seen),
         _EXCEPTION + ": one of its loader workers was killed{memory_kills}",
-        _USUALLY_MEMORY,
+        _OOM_KILL_FIX,
     ),
-    _of_crash(
+    _for_crash(
         "error_in_headway",
         lambda crash: crash.is_from_headway,
         "check the script's call that leads there; if it is right, this is an error in Headway: "
         "report it with the traceback",
         ", raised in a file of Headway",
     ),
-    _of_crash("exception", lambda _: True, "fix the script at the line the traceback points to"),
+    _for_crash("exception", lambda _: True, "fix the script at the line the traceback points to"),
     Reason(
         "left_without_exit",
         lambda seen: seen.code == 0,
@@ -195,7 +195,7 @@ REASONS = (
         "killed",
         lambda seen: seen.code == -signal.SIGKILL,
         "{rank} was ended by {signal}{memory_kills}",
-        _USUALLY_MEMORY,
+        _OOM_KILL_FIX,
     ),
     Reason(
         "segmentation_fault",
@@ -205,7 +205,7 @@ REASONS = (
     ),
     Reason(
         "signal_passed_on",
-        lambda seen: seen.is_passed_on,
+        lambda seen: seen.is_forwarded,
         "{rank} was ended by {signal}",
         "the launcher received {signal} and passed it on to the ranks: handle it in the script, by "
         "accelerator.checkpoint() (SIGTERM, SIGUSR1) or a handler of signal.signal",
@@ -218,7 +218,7 @@ REASONS = (
     ),
     Reason(
         "left_by_exit",
-        lambda seen: seen.left_silently,
+        lambda seen: seen.exited_silently,
         "{rank} ended with exit code {code}, by os._exit() or outside of Python code",
         "raise an exception instead of calling os._exit(), which reports nothing",
     ),
@@ -237,11 +237,11 @@ REASONS = (
 )
 
 
-_PASSING = (
+_TRANSIENT = (
     *("reader_left", "ranks_diverged", "device_out_of_memory", "out_of_memory"),
     *("shared_memory_full", "loader_worker_killed", "no_process"),
 )
-_OF_CONNECTIONS = (  # exceptions of Python, requests, urllib3 and httpx, by their classes
+_CONNECTION_ERRORS = (  # exceptions of Python, requests, urllib3 and httpx, by their classes
     *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"),
     *("ConnectionAbortedError", "TimeoutError", "gaierror", "herror", "URLError", "HTTPError"),
     *("RemoteDisconnected", "IncompleteRead", "IncompleteReadError", "SSLError", "ProtocolError"),
@@ -253,20 +253,20 @@ _OF_CONNECTIONS = (  # exceptions of Python, requests, urllib3 and httpx, by the
 def is_transient(evidence: Evidence) -> bool:
     """Return whether a restart may help: memory, a disk, a connection, or no exception at all."""
     crash = evidence.crash
-    if crash is None or crash.code < 0 or find_reason(evidence).name in _PASSING:
+    if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
         return True
-    if crash.kind in _OF_CONNECTIONS or is_of_communication(crash):
+    if crash.kind in _CONNECTION_ERRORS or is_communication_error(crash):
         return True
     # the text: a loader worker and another rank send it without the error's number
     return contains(f"{crash.message}\n{crash.traceback}", DISK_FAILED)
 
 
 def find_reason(evidence: Evidence) -> Reason:
-    """Return the first reason that holds; the last one always does."""
-    return next(reason for reason in REASONS if reason.holds(evidence))
+    """Return the first reason that matches; the last one always does."""
+    return next(reason for reason in REASONS if reason.matches(evidence))
 
 
-def described(text: str, evidence: Evidence, rank: str = "") -> str:
+def formatted(text: str, evidence: Evidence, rank: str = "") -> str:
     missing = re.search(r"No module named '(\w+)", evidence.crash.message if evidence.crash else "")
     kills = f" (OOM kills by the kernel during the run: {evidence.memory_kills})"
     sentence = text.format(
@@ -301,7 +301,7 @@ def is_out_of_memory(crash: Crash) -> bool:
     return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
 
 
-def is_of_communication(crash: Crash) -> bool:
+def is_communication_error(crash: Crash) -> bool:
     """Return whether it is an error of gloo or NCCL, which may be due to what another rank does."""
     if crash.kind in [error.text for error in COMMUNICATION_ERRORS]:
         return True

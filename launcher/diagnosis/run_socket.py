@@ -26,10 +26,10 @@ from headway.launcher.diagnosis.stacks import read_state
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"
 _TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
-_REQUEST_WITHIN_S = 1.0  # from the connection to the request; meanwhile all others wait
-_PAUSE_S = 0.1
-_LONGEST_REQUEST = 4096  # bytes
-_NONE: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}  # figures, where none are known
+_REQUEST_TIMEOUT_S = 1.0  # from the connection to the request; meanwhile all others wait
+_RETRY_DELAY_S = 0.1
+_MAX_REQUEST = 4096  # bytes
+_NO_FIGURES: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
@@ -55,7 +55,7 @@ class RunSocket:
     def __init__(self, run: ActiveRun) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
         """Returns where the ranks are."""
-        self.figures: Callable[[], dict[str, Any]] = lambda: {**_NONE}
+        self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
         """Returns the step metrics of the ranks, for JSON."""
         self._run = run
         self._is_closing = False
@@ -88,14 +88,14 @@ class RunSocket:
                 self._answer(self._socket.accept()[0])
             except OSError:  # too many open files, or the end
                 if not self._is_closing:
-                    time.sleep(_PAUSE_S)
+                    time.sleep(_RETRY_DELAY_S)
 
     def _answer(self, connection: socket.socket) -> None:
         with closing(connection), suppress(OSError, ValueError, TypeError, RecursionError):
             if not _is_same_user(connection):
                 return
-            connection.settimeout(_REQUEST_WITHIN_S)
-            request = json.loads(connection.recv(_LONGEST_REQUEST))
+            connection.settimeout(_REQUEST_TIMEOUT_S)
+            request = json.loads(connection.recv(_MAX_REQUEST))
             answer: dict[str, Any] = {"run": self._run._asdict()}
             if "stacks" in request:
                 answer["stacks"] = self.describe()
@@ -113,12 +113,12 @@ def list_runs() -> list[ActiveRun]:
 def _run_at(address: str) -> ActiveRun | None:
     """Return the launch whose launcher has this address; None for one that does not answer."""
     try:
-        return _ask(address, {}, _TIMEOUT_S)[0]
-    except _NoAnswer as late:
-        return _suspended(*late.args)
+        return _request(address, {}, _TIMEOUT_S)[0]
+    except _NoAnswer as no_answer:
+        return _suspended_run(*no_answer.args)
 
 
-def _suspended(pid: int) -> ActiveRun | None:
+def _suspended_run(pid: int) -> ActiveRun | None:
     """Return the launch of a launcher that does not answer; None unless it is suspended."""
     if not read_state(pid).is_stopped:
         return None
@@ -129,32 +129,32 @@ class _NoAnswer(Exception):
     """A launcher of this user has not answered in time; the argument is its pid."""
 
 
-def ask_for_stacks(pid: int, timeout_s: float) -> str | None:
+def request_stacks(pid: int, timeout_s: float) -> str | None:
     """Return the launcher's report of its ranks, None if it has ended; raises TimeoutError."""
     for address in _addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
             try:
-                return _ask(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
+                return _request(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
             except _NoAnswer:
                 raise TimeoutError from None
     return None
 
 
-def ask_for_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
+def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
     """Return this user's launches on this machine, the oldest first, each with its figures."""
     answers = []
     for address in _addresses():
         try:
-            run, answer = _ask(address, {"figures": "all"}, _TIMEOUT_S)
-        except _NoAnswer as late:
-            run, answer = _suspended(*late.args), {"figures": _NONE}
+            run, answer = _request(address, {"figures": "all"}, _TIMEOUT_S)
+        except _NoAnswer as no_answer:
+            run, answer = _suspended_run(*no_answer.args), {"figures": _NO_FIGURES}
         if run is not None:
             answers.append((run, answer["figures"]))
     return sorted(answers, key=lambda found: found[0].began_at)
 
 
-def _ask(
+def _request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
     """Return what the launcher at `address` answers; None for one of another user."""
@@ -191,7 +191,7 @@ def _new_address() -> str:
     name = os.urandom(4).hex()  # pids are not unique where containers share a network
     if _HAS_ABSTRACT_NAMES:
         return f"\0{_PREFIX}-{os.geteuid()}-{name}"
-    return os.path.join(_private(runtime_folder()), name)
+    return os.path.join(_create_private_folder(runtime_folder()), name)
 
 
 def _addresses() -> list[str]:
@@ -206,7 +206,7 @@ def _addresses() -> list[str]:
         return [f"\0{name[1:]}" for name in names if name.startswith(start)]
     folder = runtime_folder()
     with suppress(PermissionError):
-        return [os.path.join(folder, name) for name in os.listdir(_private(folder))]
+        return [os.path.join(folder, name) for name in os.listdir(_create_private_folder(folder))]
     return []
 
 
@@ -217,7 +217,7 @@ def runtime_folder() -> str:
     return os.path.join(tempfile.gettempdir(), f"headway-run-{os.geteuid()}")
 
 
-def _private(folder: str) -> str:
+def _create_private_folder(folder: str) -> str:
     """Create a folder for this user only; PermissionError if it exists with wider permissions."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)

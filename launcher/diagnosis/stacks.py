@@ -42,7 +42,7 @@ Stack = tuple[Frame, ...]
 """The calls of one thread, the most recent last."""
 
 
-def users_frame(stack: Stack) -> Frame | None:
+def user_frame(stack: Stack) -> Frame | None:
     """Return the most recent call in a file outside of all libraries, else the last one."""
     users = [frame for frame in stack if not _is_in_library(frame.file)]
     return users[-1] if users else stack[-1] if stack else None
@@ -53,7 +53,7 @@ def _is_in_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
 
 
-def users_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
+def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
     """Return the stacks without the launcher's threads, and its calls before the script."""
     users = [
         tuple(dropwhile(_is_before_the_script, stack))
@@ -63,7 +63,7 @@ def users_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
     return tuple(stack for stack in users if stack)
 
 
-def waits_for_threads(stacks: Sequence[Stack]) -> bool:
+def is_joining_threads(stacks: Sequence[Stack]) -> bool:
     """Return whether the script is at its end, and Python joins its non-daemon threads."""
     file, function = JOINING_THREADS
     main = stacks[0] if stacks else ()
@@ -77,7 +77,7 @@ def describe_crash(lines: Sequence[str]) -> list[str]:
     """
     _, _, report = "\n".join(lines).rpartition(FATAL_ERROR)
     _, found, calls = report.rpartition(CRASHED_THREAD)[2].partition(STACK_HEADER)
-    stacks = users_stacks([parse_traceback(calls.partition("\n\n")[0])[::-1]])
+    stacks = user_stacks([parse_traceback(calls.partition("\n\n")[0])[::-1]])
     if not found or not stacks:
         return []
     return [f"{report.splitlines()[0]}, most recent call last:", *format_stack(stacks[0])]

@@ -29,17 +29,17 @@ from headway.ipc.records import (
 )
 from headway.ipc.stderr import log
 from headway.launcher.diagnosis import hang
-from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
+from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, rank_status
 from headway.launcher.diagnosis.stacks import read_state
 
-_ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
-_SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
+_ANSWER_TIMEOUT_S = 3.0  # a rank; more than its thread needs on a busy machine
+_SUSPENSION_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _POLL_S = 0.02
-ALONE_AFTER_S = 60  # after its start, a run whose ranks have no process group is judged
-_ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
+NO_GROUP_AFTER_S = 60  # after its start, a run whose ranks have no process group is judged
+_ASK_INTERVAL_S = 10.0  # at most, of ranks under `hang_timeout`
 _READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes of one channel at a time, more than it usually holds
-_MAX_REFUSED = 100  # lines of one rank; then nothing more that it sends is looked at
+_MAX_INVALID = 100  # lines of one rank; then nothing more that it sends is looked at
 
 
 class Watch:
@@ -60,13 +60,13 @@ class Watch:
     ) -> None:
         self.hang: Hang | None = None  # set once, after `hang_timeout_s`
         self.on_ready: Callable[[], None] | None = None  # called when all ranks run the script
-        self.on_alone: Callable[[], None] | None = None  # called if no rank has joined a group
+        self.on_no_group: Callable[[], None] | None = None  # called if no rank has joined a group
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
         self._note_figures = note_figures
         self._ranks: dict[int, RankChannel] = {}  # of this attempt
-        self._num_awaited = 0  # ranks that are not all ready yet
-        self._judged_at = inf  # when it is looked at whether they know of each other
+        self._num_starting = 0  # ranks that are not all ready yet
+        self._group_check_at = inf  # when it is looked at whether they know of each other
         self._progress_at = time.monotonic()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -82,7 +82,7 @@ class Watch:
         """Forget the ranks of the last attempt; the next one has so many on this machine."""
         with self._lock:
             self._ranks.clear()
-            self._num_awaited, self._judged_at = num_ranks, inf
+            self._num_starting, self._group_check_at = num_ranks, inf
             self.hang = None
             self._is_stopping = False
             self._progress_at = time.monotonic()
@@ -106,7 +106,7 @@ class Watch:
             if ended.code is None:
                 ended.read()
                 ended.code = code
-                self._forget(ended.fd)
+                self._unregister(ended.fd)
                 os.close(ended.fd)
             return ended.ends
 
@@ -142,7 +142,7 @@ class Watch:
             known = self._ranks.values()
             return max((row.step for row in known if row.has_global_steps), default=0)
 
-    def last_word(self) -> str:
+    def last_progress(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""
         # without the lock: its holder may wait for the thread that calls this, to send figures
         furthest = max(self._ranks.copy().values(), key=lambda rank: rank.step, default=None)
@@ -167,7 +167,7 @@ class Watch:
         with self._lock:
             ranks = [rank for _, rank in sorted(self._ranks.items())]
         self._ask_all()
-        deadline = time.monotonic() + _ANSWER_WITHIN_S
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         # other threads may use the ranks meanwhile
         while any(rank.is_silent for rank in ranks) and time.monotonic() < deadline:
             if self._is_closing:
@@ -182,7 +182,7 @@ class Watch:
         progress_at = self._progress_at
         statuses = self.statuses()
         now = time.monotonic()
-        entered_at = now - (time.time() - newest_entry(statuses))
+        entered_at = now - (time.time() - hang.last_collective_at(statuses))
         progress_at = max(progress_at, self._last_output_at(), entered_at)
         return hang.describe(statuses, max(now - progress_at, 0.0))
 
@@ -197,7 +197,7 @@ class Watch:
     def _wake(self) -> None:
         os.write(self._wake_write, b"\0")
 
-    def _forget(self, fd: int) -> None:
+    def _unregister(self, fd: int) -> None:
         with suppress(KeyError):  # the rank closed its end before
             self._selector.unregister(fd)
 
@@ -212,24 +212,24 @@ class Watch:
                 if rank.read():
                     self._progress_at = time.monotonic()
                 if rank.is_closed:
-                    self._forget(rank.fd)
+                    self._unregister(rank.fd)
             num_ready = sum(rank.is_ready for rank in self._ranks.values())
-            if not 0 < num_ready == self._num_awaited:
+            if not 0 < num_ready == self._num_starting:
                 return
-            self._num_awaited, self._judged_at = 0, time.monotonic() + ALONE_AFTER_S
+            self._num_starting, self._group_check_at = 0, time.monotonic() + NO_GROUP_AFTER_S
             on_ready, self.on_ready = self.on_ready, None
         if on_ready is not None:
             on_ready()
 
     def _listen(self) -> None:
-        every_s = inf if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
+        every_s = inf if self._timeout_s is None else min(self._timeout_s / 4, _ASK_INTERVAL_S)
         asked_at = time.monotonic()
         while not self._is_closing:
             began = time.monotonic()
             ask_at = asked_at + every_s
-            wait_s = max(min(ask_at, self._judged_at) - began, 0.0)
+            wait_s = max(min(ask_at, self._group_check_at) - began, 0.0)
             ready = self._selector.select(None if wait_s == inf else wait_s)
-            if time.monotonic() > began + wait_s + _SUSPENDED_S:
+            if time.monotonic() > began + wait_s + _SUSPENSION_S:
                 self._progress_at = time.monotonic()
             if any(key.fd == self._wake_read for key, _ in ready):
                 os.read(self._wake_read, 4096)
@@ -241,24 +241,24 @@ class Watch:
                 self._is_asked = False
                 log(self.describe())
             self._check_for_hang()
-            if time.monotonic() >= self._judged_at:
-                self._judged_at = inf
-                if self.on_alone is None or self._is_stopping:
+            if time.monotonic() >= self._group_check_at:
+                self._group_check_at = inf
+                if self.on_no_group is None or self._is_stopping:
                     continue
                 if all(status.groups == () for status in self.statuses()):
-                    self.on_alone()
+                    self.on_no_group()
 
     def _check_for_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:
             return
-        if not self._has_stood_still(self._timeout_s):
+        if not self._is_stalled(self._timeout_s):
             return
         statuses = self.statuses()
-        if self._has_stood_still(self._timeout_s):  # also while the ranks were asked
+        if self._is_stalled(self._timeout_s):  # also while the ranks were asked
             log(f"no progress for {self._timeout_s} s{hang.describe_stacks(statuses)}")
             self.hang = Hang(tuple(statuses), self._timeout_s)
 
-    def _has_stood_still(self, for_s: float) -> bool:
+    def _is_stalled(self, for_s: float) -> bool:
         since = max(self._progress_at, self._last_output_at())
         return not self._is_stopping and time.monotonic() - since >= for_s
 
@@ -283,7 +283,7 @@ class RankChannel:
         self.kept: dict[str, OutputPath] = {}  # the last of each kind
         self._pid = pid
         self._reader = RecordReader()
-        self._num_refused = 0  # lines on its channel
+        self._num_invalid = 0  # lines on its channel
         self.is_ready = False  # to be asked
         self._answer: StatusReply | None = None
         self._groups: tuple[Group, ...] | None = None
@@ -296,10 +296,10 @@ class RankChannel:
             return False
         sent = self._read_available()
         shows_progress = False
-        if self._num_refused < _MAX_REFUSED:  # else still read: the rank must not wait for it
+        if self._num_invalid < _MAX_INVALID:  # else still read: the rank must not wait for it
             for record in self._reader.read(sent):
-                shows_progress |= self._take_in(record)
-                if self._num_refused == _MAX_REFUSED:
+                shows_progress |= self._store(record)
+                if self._num_invalid == _MAX_INVALID:
                     break
         return shows_progress
 
@@ -314,11 +314,11 @@ class RankChannel:
                 parts.append(part)
         return b"".join(parts)
 
-    def _take_in(self, record: Record | InvalidRecord) -> bool:
+    def _store(self, record: Record | InvalidRecord) -> bool:
         """Store a record; return whether it shows progress."""
         if isinstance(record, InvalidRecord):
-            self._num_refused += 1
-            if self._num_refused == 1:
+            self._num_invalid += 1
+            if self._num_invalid == 1:
                 log(
                     f"note: rank {self.rank} wrote to the launcher's status channel; ignored, "
                     f"as it is not a record: {record.reason}"
@@ -340,21 +340,21 @@ class RankChannel:
             self._note_figures(record)
             return True
         elif isinstance(record, StatusReply):
-            return self._take_in_answer(record)
+            return self._store_answer(record)
         elif isinstance(record, (Crash, ScriptEnd)):
             self.ends.append(record)
             self._groups = record.groups
             return True
         return False
 
-    def _take_in_answer(self, answer: StatusReply) -> bool:
+    def _store_answer(self, answer: StatusReply) -> bool:
         self.is_asked = False
         self.may_be_killed = answer.may_be_killed and not self.ends
         before, self._answer, self._groups = self._answer, answer, answer.groups
         if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
             self._progress = answer.progress
             self._note_steps(answer.progress)
-        return before is not None and _movement(answer) != _movement(before)
+        return before is not None and _progress_key(answer) != _progress_key(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
         """Record steps that the rank's figures have not reported."""
@@ -385,7 +385,7 @@ class RankChannel:
     @property
     def status(self) -> RankStatus:
         is_closed = self.code is None and self.is_closed
-        return status_of(
+        return rank_status(
             RankFacts(
                 self.rank,
                 self.code,
@@ -398,7 +398,7 @@ class RankChannel:
         )
 
 
-def _movement(answer: StatusReply) -> object:
+def _progress_key(answer: StatusReply) -> object:
     """Return what differs from answer to answer of a rank that makes progress."""
     progress = answer.progress  # whose loss may be nan, which differs from itself
     return answer.groups, progress.step, progress.phase, answer.num_modules

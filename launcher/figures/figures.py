@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headway.ipc.records import Figures
-from headway.launcher.figures.slow_rank import SlowRank, Times, find_lasting, times_of
+from headway.launcher.figures.slow_rank import SlowRank, Times, find_persistent_slow_rank, mean_step
 
-_SHOWN_S = 5.0  # shares and rates are means over so long
-_STRETCH_STEPS, _STRETCH_S = 5, 1.0  # the least of a stretch that is judged
-_NUM_STRETCHES = 4  # in which the same rank must be last, 20 steps in all
-_MOST_KEPT = 120  # records of a rank
+_WINDOW_S = 5.0  # shares and rates are means over so long
+_INTERVAL_STEPS, _INTERVAL_S = 5, 1.0  # the least of an interval that is judged
+_NUM_INTERVALS = 4  # in which the same rank must be last, 20 steps in all
+_MAX_RECORDS = 120  # records of a rank
 _QUIET_S = 5.0  # without a record; then reported
 _DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is reported
 
@@ -43,26 +43,26 @@ class RankRow(NamedTuple):
 class _Rank:
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.recent: deque[Figures] = deque(maxlen=_MOST_KEPT)  # of the last seconds
-        self.unjudged: deque[Figures] = deque(maxlen=_MOST_KEPT)
-        self.noted_at = 0.0
+        self.recent: deque[Figures] = deque(maxlen=_MAX_RECORDS)  # of the last seconds
+        self.pending: deque[Figures] = deque(maxlen=_MAX_RECORDS)
+        self.recorded_at = 0.0
 
     def note(self, figures: Figures, now: float) -> None:
         if not figures.num_steps:
             self.recent[-1] = self.recent[-1]._replace(step=figures.step, loss=figures.loss)
             return
         self.recent.append(figures)
-        while len(self.recent) > 1 and sum(row.seconds for row in self.recent) > _SHOWN_S:
+        while len(self.recent) > 1 and sum(row.seconds for row in self.recent) > _WINDOW_S:
             self.recent.popleft()
-        self.unjudged.append(figures)
-        self.noted_at = now
+        self.pending.append(figures)
+        self.recorded_at = now
 
     @property
-    def is_judgeable(self) -> bool:
-        """Whether there are enough new records for a stretch."""
-        steps = sum(row.num_steps for row in self.unjudged)
-        seconds = sum(row.seconds for row in self.unjudged)
-        return steps >= _STRETCH_STEPS and seconds >= _STRETCH_S
+    def has_interval(self) -> bool:
+        """Whether there are enough new records for an interval."""
+        steps = sum(row.num_steps for row in self.pending)
+        seconds = sum(row.seconds for row in self.pending)
+        return steps >= _INTERVAL_STEPS and seconds >= _INTERVAL_S
 
 
 class RunFigures:
@@ -78,7 +78,7 @@ class RunFigures:
         self._num_ranks = 1
         self._lost: set[int] = set()  # machines
         self._ranks: dict[int, _Rank] = {}
-        self._stretches: deque[dict[int, Times]] = deque(maxlen=_NUM_STRETCHES)
+        self._intervals: deque[dict[int, Times]] = deque(maxlen=_NUM_INTERVALS)
         self._slow: SlowRank | None = None
         self._last_report: object = None  # what the last sentence was about
         self._lock = threading.RLock()
@@ -88,7 +88,7 @@ class RunFigures:
         with self._lock:
             self._machine, self.hosts = machine, {machine: socket.gethostname()}
             self._ranks.clear()
-            self._stretches.clear()
+            self._intervals.clear()
             self._slow = None
             self._lost.clear()
             self._num_ranks = num_ranks
@@ -105,7 +105,7 @@ class RunFigures:
         """Add a rank's record if possible: any script may send it; `machine` None: this one."""
         with self._lock:
             # a higher rank is of an attempt with more machines, that has ended
-            if rank >= self._num_ranks or not _is_possible(figures):
+            if rank >= self._num_ranks or not _is_valid(figures):
                 return
             where = self._machine if machine is None else machine
             self.hosts.setdefault(where, host)
@@ -113,7 +113,7 @@ class RunFigures:
                 return
             known = self._ranks.setdefault(rank, _Rank(where))
             known.note(figures, time.monotonic() - age_s)
-            self._judge()
+            self._analyze()
         for listener in self.listeners:
             listener(rank, figures)
 
@@ -121,21 +121,21 @@ class RunFigures:
         """Note that the channel to a machine has ended, before the run has."""
         with self._lock:
             self._lost.add(machine)
-            self._stretches.clear()
+            self._intervals.clear()
             self._slow = None  # no rank waits for a slow one now
 
-    def _judge(self) -> None:
+    def _analyze(self) -> None:
         """Judge the steps since the last time, once all ranks have reported enough."""
         ranks = self._ranks
-        if len(ranks) < self._num_ranks or not all(rank.is_judgeable for rank in ranks.values()):
+        if len(ranks) < self._num_ranks or not all(rank.has_interval for rank in ranks.values()):
             return
-        times = {rank: times_of(known.unjudged) for rank, known in ranks.items()}
-        self._stretches.append({rank: spent for rank, spent in times.items() if spent is not None})
+        times = {rank: mean_step(known.pending) for rank, known in ranks.items()}
+        self._intervals.append({rank: spent for rank, spent in times.items() if spent is not None})
         for known in ranks.values():
-            known.unjudged.clear()
-        if len(self._stretches) < _NUM_STRETCHES:
+            known.pending.clear()
+        if len(self._intervals) < _NUM_INTERVALS:
             return
-        self._slow = slow = find_lasting([*self._stretches])
+        self._slow = slow = find_persistent_slow_rank([*self._intervals])
         about: object = "data"
         if slow is not None:
             about, sentence = (slow.rank, slow.cause), self.describe_slowest()
@@ -172,8 +172,8 @@ class RunFigures:
         has_phases = any(row.forward_s or row.backward_s or row.data_s for row in recent)
         samples = sum(row.samples for row in recent)
         step_s = seconds / max(sum(row.num_steps for row in recent), 1)
-        age_s, is_lost = now - known.noted_at, known.machine in self._lost
-        is_training = not is_lost and age_s <= _quiet_after(step_s)
+        age_s, is_lost = now - known.recorded_at, known.machine in self._lost
+        is_training = not is_lost and age_s <= _quiet_limit_s(step_s)
 
         def share(*names: str) -> float | None:
             spent = sum(getattr(row, name) for row in recent for name in names)
@@ -212,10 +212,10 @@ class RunFigures:
         if rates:
             parts.append(f"{sum(rates):.{0 if sum(rates) >= 10 else 1}f} samples/s")
         quiet_s, step_s = min(row.age_s for row in rows), furthest.step_ms / 1e3
-        if quiet_s > _quiet_after(step_s):
-            parts.append(f"no step for {_clock(quiet_s)}")
+        if quiet_s > _quiet_limit_s(step_s):
+            parts.append(f"no step for {_format_duration(quiet_s)}")
         elif total > furthest.step:
-            parts.append(f"{_clock((total - furthest.step) * step_s)} left")
+            parts.append(f"{_format_duration((total - furthest.step) * step_s)} left")
         lost = sorted({row.host or str(row.machine) for row in rows if row.is_lost})
         if lost:
             parts.append(f"lost: {', '.join(lost)}")
@@ -256,13 +256,13 @@ class RunFigures:
         }
 
 
-def _is_possible(figures: Figures) -> bool:
+def _is_valid(figures: Figures) -> bool:
     numbers = (number for number in figures._replace(loss=None) if number is not None)
     are_finite = all(math.isfinite(number) and number >= 0 for number in numbers)
     return are_finite and (figures.num_steps > 0) == (figures.seconds > 0)
 
 
-def _quiet_after(step_s: float) -> float:
+def _quiet_limit_s(step_s: float) -> float:
     """Return for how long no record means that no step ends, where one has taken so long."""
     return max(_QUIET_S, 3 * step_s)
 
@@ -280,7 +280,7 @@ def _shares(rows: list[RankRow]) -> str:
     return ", ".join(texts)
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return a duration: 1:12 is minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -4,7 +4,7 @@ In an exchange that all ranks take part in, the last one to come waits least, an
 for it. What it costs them is how much less it waits than the others do, by their median. A cause is
 named only where the rank spends that much more than the others in one place. The rule would rather
 be silent than wrong: the second to come must wait for at least half of that, too, and the same rank
-must be last in each of several stretches of the training.
+must be last in each of several intervals of the training.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from headway.ipc.records import Figures
 
-LEAST_SHARE = 0.1  # of a step; smaller delays are not reported
-_LEAST_S = 0.0005  # of a step: smaller delays are noise
-_EXPLAINED = 0.8  # of the cost, by a cause
-_CLEAR = 0.5  # of the cost, which the rank that waits second least waits for, too
+MIN_SHARE = 0.1  # of a step; smaller delays are not reported
+_MIN_DELAY_S = 0.0005  # of a step: smaller delays are noise
+_MIN_EXPLAINED = 0.8  # of the cost, by a cause
+_MIN_GAP = 0.5  # of the cost, which the rank that waits second least waits for, too
 
 DATA, FORWARD, BACKWARD, SAVE = "data", "forward", "backward", "save"
 MACHINE, SCRIPT = "machine", "script"
@@ -79,7 +79,7 @@ def _digits(milliseconds: float) -> int:
     return 0 if milliseconds >= 10 else 1
 
 
-def times_of(records: Iterable[Figures]) -> Times | None:
+def mean_step(records: Iterable[Figures]) -> Times | None:
     """Return the mean step of these records of one rank; None without a step."""
     taken = list(records)
     num_steps = sum(row.num_steps for row in taken)
@@ -103,35 +103,35 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     step_s = median(time.step for time in times.values())
     own = times[last]
     cost_s = median(times[rank].sync for rank in others) - own.sync
-    is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
-    if step_s <= 0 or cost_s < max(LEAST_SHARE * step_s, _LEAST_S) or not is_clear:
+    is_clear = times[others[0]].sync - own.sync >= _MIN_GAP * cost_s
+    if step_s <= 0 or cost_s < max(MIN_SHARE * step_s, _MIN_DELAY_S) or not is_clear:
         return None
     usual = Times(*map(median, zip(*(times[rank] for rank in others), strict=True)))
     for cause in (MACHINE, *_PHASES):
         taken_s, median_s = getattr(own, cause), getattr(usual, cause)
         more_s = taken_s - median_s
-        if more_s >= _EXPLAINED * cost_s:
+        if more_s >= _MIN_EXPLAINED * cost_s:
             # a ratio to next to nothing says nothing
             has_ratio = cause != MACHINE and median_s > 0.01 * step_s
             ratio = taken_s / median_s if has_ratio else 0.0
             return SlowRank(last, cost_s, step_s, cause, ratio)
-    is_script = own.script - usual.script >= _EXPLAINED * cost_s
+    is_script = own.script - usual.script >= _MIN_EXPLAINED * cost_s
     return SlowRank(last, cost_s, step_s, SCRIPT if is_script else None)
 
 
-def find_lasting(stretches: Sequence[Mapping[int, Times]]) -> SlowRank | None:
-    """Return the rank that all others wait for in every one of these stretches of the training."""
-    found = [find_slow_rank(stretch) for stretch in stretches]
+def find_persistent_slow_rank(intervals: Sequence[Mapping[int, Times]]) -> SlowRank | None:
+    """Return the rank that all others wait for in every one of these intervals of the training."""
+    found = [find_slow_rank(interval) for interval in intervals]
     if not found or any(item is None for item in found):
         return None
     if len({item.rank for item in found if item is not None}) > 1:
         return None
-    return find_slow_rank(mean_of(stretches))
+    return find_slow_rank(mean_times(intervals))
 
 
-def mean_of(stretches: Sequence[Mapping[int, Times]]) -> dict[int, Times]:
+def mean_times(intervals: Sequence[Mapping[int, Times]]) -> dict[int, Times]:
     return {
-        rank: Times(*(sum(parts) / len(stretches) for parts in zip(*each, strict=True)))
-        for rank in stretches[0]
-        if (each := [stretch[rank] for stretch in stretches])
+        rank: Times(*(sum(parts) / len(intervals) for parts in zip(*each, strict=True)))
+        for rank in intervals[0]
+        if (each := [interval[rank] for interval in intervals])
     }

@@ -17,8 +17,8 @@ from headway.launcher.output.sinks import Sink, is_same_file
 _NOTICE_S = 1.0  # a wait for a reader is announced after this
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes; red is for errors
 _NAMES = {1: "stdout", 2: "stderr"}
-_BELOW_FROM_S, _BELOW_EVERY_S = 10.0, 1.0  # the status line, on a terminal
-_LINE_EVERY_S = 60.0  # and elsewhere
+_FOOTER_DELAY_S, _FOOTER_INTERVAL_S = 10.0, 1.0  # the status line, on a terminal
+_LINE_INTERVAL_S = 60.0  # and elsewhere
 _NEVER = float("inf")
 
 
@@ -36,7 +36,7 @@ class Console:
         colored: bool,
         ranks: Collection[int] | None,
         is_raw: bool = False,
-        moves: bool = False,
+        is_ansi: bool = False,
     ) -> None:
         self.is_raw = is_raw
         self.on_change: Callable[[], None] = lambda: None
@@ -54,7 +54,7 @@ class Console:
             error = Sink(self._fds[2], sys.stderr.isatty(), self._note_change)
         self._sinks = {1: out, 2: error}
         terminals = (sink for sink in (error, out) if sink.is_terminal)
-        self._sink_below = next(terminals, None) if moves and not is_raw else None
+        self._footer_sink = next(terminals, None) if is_ansi and not is_raw else None
         self._lost: set[Sink] = set()
         self.first = 0  # the lowest rank that is shown: its progress bar moves on a terminal
 
@@ -62,10 +62,10 @@ class Console:
         self.first = min(filter(self.shows, ranks), default=0)
 
     @contextmanager
-    def takes_stderr(self) -> Iterator[None]:
+    def capture_stderr(self) -> Iterator[None]:
         """Queue what this process prints on `sys.stderr` with the ranks' output; never block."""
         usual = sys.stderr
-        sys.stderr = _OwnText(self._say, usual)
+        sys.stderr = _StderrQueue(self._log, usual)
         try:
             yield
         finally:
@@ -76,12 +76,12 @@ class Console:
 
     @property
     def has_terminal(self) -> bool:
-        return self._sink_below is not None
+        return self._footer_sink is not None
 
-    def show_below(self, text: str) -> None:
+    def show_footer(self, text: str) -> None:
         """Show a line below all output on the terminal, until the next one; empty: none."""
-        if self._sink_below is not None:
-            self._sink_below.show_below(text)
+        if self._footer_sink is not None:
+            self._footer_sink.show_footer(text)
 
     def is_terminal(self, target: int) -> bool:
         return self._sinks[target].is_terminal
@@ -115,40 +115,40 @@ class Console:
         prefix = self._prefix(rank, sink) if self.is_prefixed else b""
         sink.show((rank, target), text, prefix, is_new=is_new)
 
-    def give_up(self, patience_s: float) -> None:
+    def discard_unread(self, patience_s: float) -> None:
         """Discard the output for streams that fail, or have accepted nothing for `patience_s`."""
         for sink in {*self._sinks.values()} - self._lost:
             if sink.error is not None:
-                self._lose(sink)
+                self._drop(sink)
                 if not isinstance(sink.error, BrokenPipeError):
                     cause = sink.error.strerror
                     self.warn(f"the ranks' output could not be written: {cause}; it is lost")
             elif (since := sink.blocked_since) and time.monotonic() - since >= patience_s:
                 lost = sink.abandon()
-                self._lose(sink)
+                self._drop(sink)
                 name = self._name(sink)
                 self.warn(f"{name} was not read for {patience_s:g} s: {lost} bytes are lost")
 
     def wait_s(self, patience_s: float) -> float:
-        """Return how long `give_up` has nothing to do, unless a stream fails."""
+        """Return how long `discard_unread` has nothing to do, unless a stream fails."""
         times = [sink.blocked_since for sink in self._sinks.values()]
         now = time.monotonic()
         return min((since + patience_s - now for since in times if since), default=_NEVER)
 
     def close(self, patience_s: float) -> None:
         """Wait until all is written; discard what is not accepted for `patience_s` seconds."""
-        self.show_below("")
+        self.show_footer("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
             if not sink.wait(time.monotonic() + min(_NOTICE_S, patience_s)):
                 self.warn(f"waiting for {self._name(sink)} to be read")
             while not sink.wait(time.monotonic() + max(0, self.wait_s(patience_s))):
-                self.give_up(patience_s)
-        self.give_up(patience_s)
+                self.discard_unread(patience_s)
+        self.discard_unread(patience_s)
         for sink in {*self._sinks.values()}:
             sink.close()
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         """Print lines of the launcher's own on stderr, or on stdout where stderr is lost."""
         is_lost = self._sinks[2].error is not None or self._sinks[2] in self._lost
         self._sinks[1 if is_lost else 2].log(text)
@@ -166,7 +166,7 @@ class Console:
     def _name(self, sink: Sink) -> str:
         return " and ".join(_NAMES[target] for target, s in self._sinks.items() if s is sink)
 
-    def _lose(self, sink: Sink) -> None:
+    def _drop(self, sink: Sink) -> None:
         """Replace a lost stream, for which Python may buffer data: stderr by stdout, if left."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
@@ -196,26 +196,26 @@ class StatusLine:
     def __init__(self, console: Console, describe: Callable[[], str]) -> None:
         self._console = console
         self._describe = describe
-        self._is_below = console.has_terminal
-        self._every_s = _BELOW_EVERY_S if self._is_below else _LINE_EVERY_S
-        self.due = time.monotonic() + (_BELOW_FROM_S if self._is_below else self._every_s)
+        self._has_footer = console.has_terminal
+        self._interval_s = _FOOTER_INTERVAL_S if self._has_footer else _LINE_INTERVAL_S
+        self.due = time.monotonic() + (_FOOTER_DELAY_S if self._has_footer else self._interval_s)
 
     def show_due(self, now: float) -> None:
         if now < self.due:
             return
-        self.due = now + self._every_s
+        self.due = now + self._interval_s
         line = self._describe()
-        if self._is_below:
-            self._console.show_below(line)
+        if self._has_footer:
+            self._console.show_footer(line)
         elif line:
             self._console.warn(line)
 
 
-class _OwnText(io.TextIOBase):
+class _StderrQueue(io.TextIOBase):
     """`sys.stderr` of this process while the ranks' output is shown; its lines stay whole."""
 
     def __init__(self, log: Callable[[str], None], usual: TextIO) -> None:
-        self._say = log
+        self._log = log
         self._usual = usual
         self._unfinished: dict[int, str] = {}  # by thread
 
@@ -223,7 +223,7 @@ class _OwnText(io.TextIOBase):
         thread = threading.get_ident()
         lines, newline, rest = (self._unfinished.pop(thread, "") + text).rpartition("\n")
         if newline:
-            self._say(lines + newline)
+            self._log(lines + newline)
         if rest:
             self._unfinished[thread] = rest
         return len(text)

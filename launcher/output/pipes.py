@@ -20,20 +20,20 @@ from typing import BinaryIO
 
 from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.sinks import write_some
-from headway.launcher.output.views import View, view_of
+from headway.launcher.output.views import View, make_view
 
-_DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still write
-_MAX_LEFT = 2**20  # bytes that are read of a pipe at the end; more than one usually holds
+_DRAIN_TIMEOUT_S = 1.0  # the longest wait for what a dead rank's children may still write
+_MAX_REST = 2**20  # bytes that are read of a pipe at the end; more than one usually holds
 _READ_SIZE = 2**16
 _NEVER = float("inf")
 _TAIL_LINES = 120  # of each rank, for the report of a failure: faulthandler shows 100 calls
-_MOST_LINES = 200  # that are kept of each, for the record of the run
-_LONGEST = 4096  # bytes that are kept of a line
+_MAX_LINES = 200  # that are kept of each, for the record of the run
+_MAX_LINE = 4096  # bytes that are kept of a line
 
-UNREAD_S = 1.0
+UNREAD_TIMEOUT_S = 1.0
 """While a run is being stopped, its output is discarded after no reader took any for so long."""
 
-UNREAD_AFTER_FAILURE_S = 5.0
+FAILURE_UNREAD_TIMEOUT_S = 5.0
 """The same after a failure, when all ranks have ended."""
 
 
@@ -63,7 +63,7 @@ class Output:
         self._patience_s = _NEVER
         self._deadline = _NEVER
         self._read_at = 0.0
-        self._thread = threading.Thread(target=self._pump, name="headway-output", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headway-output", daemon=True)
         self._thread.start()
 
     def begin(self, attempt: int, ranks: Collection[int]) -> None:
@@ -77,7 +77,7 @@ class Output:
         for target, fd in pipes.items():
             log = None
             if self.folder is not None:
-                log = Log(self._log_of(rank), self._report_lost_logs)
+                log = Log(self._log_path(rank), self._report_lost_logs)
             self._added.append(_Stream(fd, rank, target, self.console, log, tail))
         self._wake()
 
@@ -86,10 +86,10 @@ class Output:
         data = text.encode(errors="backslashreplace")
         self._tails[rank].add(data)
         if self.folder is not None:
-            with suppress(OSError), open(self._log_of(rank), "ab") as log:
+            with suppress(OSError), open(self._log_path(rank), "ab") as log:
                 log.write(data)
 
-    def _log_of(self, rank: int) -> str:
+    def _log_path(self, rank: int) -> str:
         assert self.folder is not None
         return os.path.join(self.folder, f"rank_{rank}_attempt_{self._attempt}.log")
 
@@ -115,15 +115,15 @@ class Output:
         """When a rank last wrote, on the monotonic clock: now, while ranks wait for a reader."""
         return time.monotonic() if self._paused else self._read_at
 
-    def limit_wait(self, patience_s: float) -> None:
+    def set_patience(self, patience_s: float) -> None:
         """Discard the output for a stream that accepts nothing for so long; ranks then continue."""
         self._patience_s = patience_s
         self._wake()
 
     def close(self, patience_s: float = _NEVER) -> None:
-        """Write what is left and stop reading; `patience_s` is as for `limit_wait`."""
+        """Write what is left and stop reading; `patience_s` is as for `set_patience`."""
         self._patience_s = min(self._patience_s, patience_s)
-        self._deadline = time.monotonic() + _DRAIN_S
+        self._deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         self._wake()
         self._thread.join()
         os.close(self._wake_read)
@@ -134,7 +134,7 @@ class Output:
         with suppress(OSError):  # it will wake up anyway, or it has ended
             os.write(self._wake_write, b"\0")
 
-    def _pump(self) -> None:
+    def _run(self) -> None:
         streams: set[_Stream] = set()
         while self._deadline == _NEVER or (streams and time.monotonic() < self._deadline):
             self._register_new(streams)
@@ -152,7 +152,7 @@ class Output:
             due = [stream for stream in streams - self._paused if stream.due <= now]
             for stream in sorted(due, key=lambda stream: stream.rank):
                 stream.show_due()
-            self.console.give_up(self._patience_s)
+            self.console.discard_unread(self._patience_s)
         self._register_new(streams)
         for stream in streams:
             stream.read_rest()
@@ -195,7 +195,7 @@ class _Stream:
         self._console = console
         self._log = log
         self._tail = tail
-        self._view: View | None = view_of(console, rank, target)
+        self._view: View | None = make_view(console, rank, target)
 
     @property
     def is_blocked(self) -> bool:
@@ -216,7 +216,7 @@ class _Stream:
         """Read what is in the pipe, without waiting for more."""
         os.set_blocking(self.fd, False)
         with suppress(BlockingIOError):
-            for _ in range(_MAX_LEFT // _READ_SIZE):
+            for _ in range(_MAX_REST // _READ_SIZE):
                 if not self.read():
                     break
 
@@ -234,7 +234,7 @@ class _Stream:
             self._log.write(data)
         self._tail.add(data, self._target)
         if self._view is not None:
-            self._view.take(data)
+            self._view.feed(data)
         return True
 
     def finish(self) -> None:
@@ -277,14 +277,14 @@ class Tail:
     """The last lines that a rank wrote, of its stdout and its stderr together."""
 
     def __init__(self) -> None:
-        self._lines: deque[bytes] = deque(maxlen=_MOST_LINES)
+        self._lines: deque[bytes] = deque(maxlen=_MAX_LINES)
         self._rests: dict[int, bytes] = {}  # unfinished lines, by stream
 
     def add(self, data: bytes, target: int = 2) -> None:
         """Take what a rank wrote next on its stdout (1) or stderr (2)."""
         *lines, rest = (self._rests.get(target, b"") + data).split(b"\n")
-        self._lines.extend(line[-_LONGEST:] for line in lines[-_MOST_LINES:])
-        self._rests[target] = rest[-_LONGEST:]
+        self._lines.extend(line[-_MAX_LINE:] for line in lines[-_MAX_LINES:])
+        self._rests[target] = rest[-_MAX_LINE:]
 
     def lines(self, most: int = _TAIL_LINES) -> list[str]:
         """Return the last lines, each as a terminal would show it."""

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import TextIO
 
 MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
-_REDRAW_S = 0.05  # the line below is drawn again after output no more often
+_REDRAW_S = 0.05  # the footer is drawn again after output no more often
 _NEVER = float("inf")
-_PIECE = 2**16  # bytes per write, which distinguishes a slow reader from a stopped one
+_MAX_WRITE = 2**16  # bytes per write, which distinguishes a slow reader from a stopped one
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
 _COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
-_LONGEST = 4096  # bytes of an unfinished line that are looked at
+_MAX_LINE = 4096  # bytes of an unfinished line that are looked at
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
-_TO_LINE_BELOW = b"\x1b[B\r"
+_TO_NEXT_LINE = b"\x1b[B\r"
 _MAKE_ROOM = b"\x1bD\x1b[A"  # scrolls where the cursor is in the last line, and comes back
 _ERASE = b"\x1b[J"  # from the cursor on, also what a narrower terminal has wrapped
 
@@ -47,10 +47,10 @@ class Sink:
         self._changed = threading.Condition()
         self._queue: list[bytes] = []
         self._size = 0  # bytes queued, and not yet written
-        self._moved_at = 0.0  # the last byte was accepted, or the first one queued
+        self._progress_at = 0.0  # the last byte was accepted, or the first one queued
         self._is_abandoned = False
-        self._below = LineBelow(fd) if is_terminal else None
-        self._redraw_at = _NEVER  # the line below, on the monotonic clock
+        self._footer = Footer(fd) if is_terminal else None
+        self._redraw_at = _NEVER  # the footer, on the monotonic clock
         self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
         self._thread.start()
@@ -64,16 +64,16 @@ class Sink:
     def blocked_since(self) -> float | None:
         """When the stream last accepted a byte, on the monotonic clock; None: nothing waits."""
         with self._changed:
-            return self._moved_at if self._size else None
+            return self._progress_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
         """Queue lines; the last may be unfinished; `is_new` first ends an unfinished one."""
         with self._changed:
             before = self.owner
-            goes_on = before == owner and not is_new
+            continues = before == owner and not is_new
             if prefix:
-                text = _prefixed(text, prefix, goes_on)
-            if before is not None and not goes_on and (prefix or is_new or before[0] != owner[0]):
+                text = _prefixed(text, prefix, continues)
+            if before is not None and not continues and (prefix or is_new or before[0] != owner[0]):
                 text = b"\n" + text
             self.owner = None if text.endswith(b"\n") else owner
             self._add(text)
@@ -90,11 +90,11 @@ class Sink:
                 self._end_line()
                 self._add(data)
 
-    def show_below(self, text: str) -> None:
+    def show_footer(self, text: str) -> None:
         """Show a line below all else on the terminal, until the next one; empty: none."""
         with self._changed:
-            if self._below is not None:
-                self._below.text = text
+            if self._footer is not None:
+                self._footer.text = text
                 self._redraw_at = 0.0
                 self._changed.notify_all()
 
@@ -110,7 +110,7 @@ class Sink:
     def wait(self, until: float) -> bool:
         """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""
         with self._changed:
-            while self._size or (self._below is not None and self._below.is_unfinished):
+            while self._size or (self._footer is not None and self._footer.is_unfinished):
                 left_s = until - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(min(left_s, threading.TIMEOUT_MAX)):
                     return False
@@ -139,7 +139,7 @@ class Sink:
         if self._is_abandoned or not data:
             return
         if not self._size:
-            self._moved_at = time.monotonic()
+            self._progress_at = time.monotonic()
         self._queue.append(data)
         self._size += len(data)
         self._changed.notify_all()
@@ -155,37 +155,37 @@ class Sink:
                 data = memoryview(output)
                 self._queue.clear()
             try:
-                if self._below is not None:
-                    self._write_own(self._below.erase())
+                if self._footer is not None:
+                    self._write_uncounted(self._footer.erase())
                 while data and not self._is_abandoned:
-                    data = data[self._write(data[:_PIECE]) :]
-                if self._below is not None:
-                    self._draw_below(self._below, output)
+                    data = data[self._write(data[:_MAX_WRITE]) :]
+                if self._footer is not None:
+                    self._draw_footer(self._footer, output)
             except OSError as error:
                 self.abandon(error)
                 self._on_change()
 
     def _wait_s(self) -> float | None:
-        """Return how long there is nothing to do for the line below; None: for ever."""
+        """Return how long there is nothing to do for the footer; None: for ever."""
         if self._redraw_at == _NEVER:
             return None
         return min(max(self._redraw_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
-    def _draw_below(self, below: LineBelow, output: bytes) -> None:
-        """Draw the line below again, at once unless that was just done."""
-        below.note(output)
+    def _draw_footer(self, footer: Footer, output: bytes) -> None:
+        """Draw the footer again, at once unless that was just done."""
+        footer.note(output)
         now, may_at = time.monotonic(), self._drawn_at + _REDRAW_S
         with self._changed:
-            is_late = not below.text or now >= may_at
+            is_late = not footer.text or now >= may_at
             self._redraw_at = _NEVER if is_late else may_at
-            drawing = below.draw() if is_late else b""
+            drawing = footer.draw() if is_late else b""
             self._changed.notify_all()  # it may have been taken away for good
         if drawing:
             self._drawn_at = now
-            self._write_own(drawing)
+            self._write_uncounted(drawing)
 
-    def _write_own(self, data: bytes) -> None:
-        """Write what is not counted: the line below."""
+    def _write_uncounted(self, data: bytes) -> None:
+        """Write what is not counted: the footer."""
         rest = memoryview(data)
         while rest:
             rest = rest[write_some(self._fd, rest) :]
@@ -199,7 +199,7 @@ class Sink:
                 return written
             was_full = self.is_full
             self._size -= written
-            self._moved_at = time.monotonic()
+            self._progress_at = time.monotonic()
             if not self._size:
                 self._changed.notify_all()
         if was_full and not self.is_full:
@@ -216,14 +216,14 @@ def write_some(fd: int, data: bytes | memoryview) -> int:
         return 0
 
 
-def _prefixed(text: bytes, prefix: bytes, goes_on: bool) -> bytes:
+def _prefixed(text: bytes, prefix: bytes, continues: bool) -> bytes:
     """Put `prefix` before each line, and before each redrawn state of a progress bar."""
     text = text[:-1].replace(b"\n", b"\n" + prefix) + text[-1:]
     if b"\r" in text:
-        if not goes_on and not text.startswith(b"\r\n"):
+        if not continues and not text.startswith(b"\r\n"):
             text = text.removeprefix(b"\r")
         text = _REDRAWN.sub(b"\r" + prefix, text)
-    return text if goes_on else prefix + text
+    return text if continues else prefix + text
 
 
 def is_same_file(one: TextIO, other: TextIO) -> bool:
@@ -231,7 +231,7 @@ def is_same_file(one: TextIO, other: TextIO) -> bool:
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
-class LineBelow:
+class Footer:
     """A line below all that a terminal shows: the bytes that draw it, and that take it away again.
 
     It is there only while the cursor is where a line begins, or behind a progress bar, which stays
@@ -256,7 +256,7 @@ class LineBelow:
         return bytes_
 
     def note(self, written: bytes | memoryview) -> None:
-        self._rest = (self._rest + bytes(written)).rpartition(b"\n")[2][-_LONGEST:]
+        self._rest = (self._rest + bytes(written)).rpartition(b"\n")[2][-_MAX_LINE:]
 
     def draw(self) -> bytes:
         """Return what draws it, after `erase`; empty where it has no place now."""
@@ -270,8 +270,8 @@ class LineBelow:
             return b""
         text = _fit(self.text, max(columns - 1, 0)).encode("ascii", "replace")
         if is_bar:
-            self._to_erase = _SAVE + _TO_LINE_BELOW + _ERASE + _RESTORE
-            return _MAKE_ROOM + _SAVE + _TO_LINE_BELOW + text + _RESTORE
+            self._to_erase = _SAVE + _TO_NEXT_LINE + _ERASE + _RESTORE
+            return _MAKE_ROOM + _SAVE + _TO_NEXT_LINE + text + _RESTORE
         self._to_erase = b"\r" + _ERASE
         return text + b"\r"
 

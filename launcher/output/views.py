@@ -8,26 +8,26 @@ import time
 from headway.launcher.diagnosis.torch_messages import RANK_PREFIX
 from headway.launcher.output.console import Console
 
-LONGEST = 2**20  # bytes; a longer line is shown in pieces
-_SOON_S = 0.1  # an unfinished line is shown on a terminal after this
-_UNFINISHED_S = 1.0  # and elsewhere after this
-_BAR_S = 10.0  # between two states of a progress bar without a terminal
+MAX_LINE = 2**20  # bytes; a longer line is shown in pieces
+_TERMINAL_DELAY_S = 0.1  # an unfinished line is shown on a terminal after this
+_FILE_DELAY_S = 1.0  # and elsewhere after this
+_BAR_INTERVAL_S = 10.0  # between two states of a progress bar without a terminal
 _NEVER = float("inf")
 _UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
 _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 
 
-def view_of(console: Console, rank: int, target: int) -> View | None:
+def make_view(console: Console, rank: int, target: int) -> View | None:
     """Return the view of a rank's stdout (1) or stderr (2); None if it is not shown."""
     if not console.shows(rank):
         return None
     if console.is_raw:
         return View(console, rank, target)
     if not console.is_terminal(target):
-        return FileView(console, rank, target, _UNFINISHED_S, _BAR_S)
+        return FileView(console, rank, target, _FILE_DELAY_S, _BAR_INTERVAL_S)
     if rank == console.first:
         return TerminalView(console, rank, target)
-    return FileView(console, rank, target, _SOON_S, _NEVER)
+    return FileView(console, rank, target, _TERMINAL_DELAY_S, _NEVER)
 
 
 class View:
@@ -42,7 +42,7 @@ class View:
         torchs_prefix = RANK_PREFIX.text.format(rank=rank).encode()
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         self._console.forward(self._target, data)
 
     @property
@@ -78,7 +78,7 @@ class FileView(View):
         self._shown_state = b""  # of the bar
         self._shown_at = 0.0
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         text = self._rest + data
         if b"\x1b" in text:  # a search for one byte is a hundred times faster than for more
             while _UP + b"\n" in text:
@@ -89,7 +89,7 @@ class FileView(View):
             self._show_lines(text[:end])
             self._due = _NEVER
         self._rest = _last_state(text[end:])
-        if len(self._rest) > LONGEST:
+        if len(self._rest) > MAX_LINE:
             self.show_due()
         elif self._rest and self._due == _NEVER:
             self._due = time.monotonic() + self._unfinished_s
@@ -98,10 +98,10 @@ class FileView(View):
 
     def show_due(self) -> None:
         self._due = _NEVER
-        if b"\r" not in self._rest or len(self._rest) > LONGEST:
+        if b"\r" not in self._rest or len(self._rest) > MAX_LINE:
             self._write(self._rest)
             self._rest = b""
-        elif (state := _drawn(self._rest)) not in (b"", self._shown_state):
+        elif (state := _last_drawn(self._rest)) not in (b"", self._shown_state):
             self._write(state + b"\n", is_new=True)
             self._shown_state, self._shown_at = state, time.monotonic()
 
@@ -114,7 +114,7 @@ class FileView(View):
         first, _, others = lines.partition(b"\n")
         is_bar = _is_bar(first) or bool(self._shown_state)
         if is_bar:
-            state, first = _drawn(first), b""
+            state, first = _last_drawn(first), b""
             if state and state != self._shown_state:
                 first = state + b"\n"
             self._shown_state = b""
@@ -122,7 +122,7 @@ class FileView(View):
             first += b"\n"
         if b"\r" in others:
             others = b"".join(
-                _drawn(line) + b"\n" if _is_bar(line) else line + b"\n"
+                _last_drawn(line) + b"\n" if _is_bar(line) else line + b"\n"
                 for line in others.split(b"\n")[:-1]
             )
         if first or others:
@@ -134,7 +134,7 @@ def _is_bar(line: bytes) -> bool:
     return b"\r" in line.removesuffix(b"\r")
 
 
-def _drawn(line: bytes) -> bytes:
+def _last_drawn(line: bytes) -> bytes:
     """Return what was drawn last in a line, without what only erases it."""
     states = (word.replace(_UP, b"") for word in reversed(line.split(b"\r")))
     return next((state for state in states if state.strip()), b"")
@@ -144,24 +144,24 @@ def _last_state(rest: bytes) -> bytes:
     if not _is_bar(rest):
         return rest
     last = rest.rpartition(b"\r")[2]
-    return b"\r" + _drawn(rest[: len(rest) - len(last)]) + b"\r" + last
+    return b"\r" + _last_drawn(rest[: len(rest) - len(last)]) + b"\r" + last
 
 
 class TerminalView(View):
     """All as it comes, also a progress bar, which moves; the last part after a moment."""
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         text = self._rest + data
         end = max(text.rfind(b"\n") + 1, text.rfind(b"\r"))
         if end > 0:
             self._write(text[:end])
         self._rest = text[end:]
-        if len(self._rest) > LONGEST:
+        if len(self._rest) > MAX_LINE:
             self.show_due()
         elif not self._rest:
             self._due = _NEVER
         elif end > 0 or self._due == _NEVER:
-            self._due = time.monotonic() + _SOON_S
+            self._due = time.monotonic() + _TERMINAL_DELAY_S
 
     def show_due(self) -> None:
         self._due = _NEVER

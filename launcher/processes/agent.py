@@ -129,7 +129,7 @@ class Agent(LocalElasticAgent):
         self._starter = starter
         self._environ = environ
         self.handler = handler
-        handler.progress = watch.last_word
+        handler.progress = watch.last_progress
         handler.note_steps, handler.note_loss = figures.note, figures.drop_machine
         figures.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)
@@ -193,7 +193,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:
-            goes_on = not self.handler.are_all_done(partial(self._describe_failure, is_left=True))
+            describe = partial(self._describe_failure, silent_fails=True)
+            goes_on = not self.handler.are_all_done(describe)
         elif result.is_failed() and not self._remaining_restarts:
             goes_on = self.handler.restarts_after(self._describe_failure)
         else:
@@ -212,12 +213,12 @@ class Agent(LocalElasticAgent):
             super()._shutdown(*args, **kwargs)
             raise
 
-    def _describe_failure(self, *, is_left: bool = False) -> Failed | None:
+    def _describe_failure(self, *, silent_fails: bool = False) -> Failed | None:
         from headway.launcher.multinode.messages import MAX_DETAILS, Failed
 
         if self._ranks is not None:
             self._ranks.collect()
-        failure = self.find_failure(is_left=is_left)
+        failure = self.find_failure(silent_fails=silent_fails)
         if failure is None:
             return None
         of_rank = failure if isinstance(failure, Failure) else None
@@ -284,8 +285,8 @@ class Agent(LocalElasticAgent):
         elif number != signal.SIGWINCH:
             signals.log_early_stop(number)
 
-    def find_failure(self, *, is_left: bool = False) -> Failure | Hang | ServerDeath | None:
-        """Return how the last attempt failed on this machine; `is_left`: or a rank has left it."""
+    def find_failure(self, *, silent_fails: bool = False) -> Failure | Hang | ServerDeath | None:
+        """Return how the last attempt failed here; `silent_fails`: silent exits are failures."""
         memory_kills = count_memory_kills() - self._kills_before
         if self._starter.server_code is not None:
             return ServerDeath(Evidence(self._starter.server_code, memory_kills=memory_kills))
@@ -302,7 +303,7 @@ class Agent(LocalElasticAgent):
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
             signals_received=self.signals_received,
-            is_left=is_left,
+            silent_fails=silent_fails,
         )
 
     def repeats(self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool) -> str:

@@ -29,10 +29,10 @@ from headway.ipc.stderr import SILENT_S, log, named
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus
-from headway.launcher.diagnosis.reasons import is_of_communication
+from headway.launcher.diagnosis.reasons import is_communication_error
 from headway.launcher.diagnosis.stacks import read_state
 from headway.launcher.diagnosis.watch import Watch
-from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
+from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, UNREAD_TIMEOUT_S, Output
 from headway.launcher.processes.shutdown import Grace, Shutdown
 from headway.launcher.processes.starter import Starter, cannot_start
 
@@ -169,17 +169,17 @@ class RankProcesses(PContext):
             code=ended.code,
             time=ended.time,
             was_stopping=ended.time > self._stopped_at,
-            left_silently=self._reports_its_end,
+            exited_silently=self._reports_its_end,
             killed_after_s=self._killed_after_s.get(local_rank) if is_killed else None,
         )
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
-                if is_of_communication(record):  # the rank has not printed it
+                if is_communication_error(record):  # the rank has not printed it
                     self._output.keep(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
                 end = end._replace(message=record.message, feature_use=record.feature_use)
-            end = end._replace(time=record.time, left_silently=False)
+            end = end._replace(time=record.time, exited_silently=False)
             if record.code:
                 end = end._replace(was_stopping=record.time > self._stopped_at)
                 if record.time < self._stopped_at < ended.time:  # stopped while it was ending
@@ -221,10 +221,10 @@ class RankProcesses(PContext):
         is_success = not is_failure and not self._alive()
         if self._shutdown is None:
             self._watch.begin_stop()
-            if any(end.crash and is_of_communication(end.crash) for end in failed):
+            if any(end.crash and is_communication_error(end.crash) for end in failed):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             if self._alive():  # printing while they save must not block them
-                self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
+                self._output.set_patience(FAILURE_UNREAD_TIMEOUT_S if failed else UNREAD_TIMEOUT_S)
             self._stopped_at, now = time.time(), time.monotonic()
             self._shutdown = Shutdown(
                 death_sig,

@@ -20,11 +20,11 @@ from headway.ipc.records import LOGS
 from headway.ipc.stderr import log
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
-from headway.launcher.diagnosis.watch import ALONE_AFTER_S, Watch
+from headway.launcher.diagnosis.watch import NO_GROUP_AFTER_S, Watch
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
-from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
+from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, Output
 from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.launcher.processes.agent import Agent, place_of
@@ -63,7 +63,7 @@ def supervise(
         colored=colored,
         ranks=() if is_debugged else settings.ranks,
         is_raw=is_raw,
-        moves=environ.get("TERM", "dumb") != "dumb",
+        is_ansi=environ.get("TERM", "dumb") != "dumb",
     )
     figures = RunFigures()
     status = None
@@ -78,8 +78,8 @@ def supervise(
     if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
         watch.on_ready = lambda: log(f"{ranks} ready in {time.time() - plan.began_at:.1f} s")
     if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
-        watch.on_alone = lambda: log(
-            f"note: no rank has joined a process group in {ALONE_AFTER_S} s: all {ranks} do the "
+        watch.on_no_group = lambda: log(
+            f"note: no rank has joined a process group in {NO_GROUP_AFTER_S} s: all {ranks} do the "
             "same work, unless the script reads RANK; see docs/guides/coming-from.md"
         )
     if run_socket is not None:
@@ -98,7 +98,7 @@ def supervise(
     stopped_by = None
     try:
         with (
-            console.takes_stderr(),
+            console.capture_stderr(),
             borrowed_terminal() if is_debugged else nullcontext(),
             _signals(agent),
         ):
@@ -117,7 +117,7 @@ def supervise(
         has_failed |= stopped_by is not None and not outcome.have_saved
         watch.close()
         if has_failed or watch.hang is not None:
-            output.close(UNREAD_AFTER_FAILURE_S)
+            output.close(FAILURE_UNREAD_TIMEOUT_S)
         else:
             output.close()
         handler.shutdown()

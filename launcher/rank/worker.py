@@ -26,7 +26,7 @@ from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Crash, Frame, Heartbeat, ScriptEnd
 from headway.ipc.run_contract import read_ranks, read_run
-from headway.launcher.diagnosis.reasons import is_of_communication
+from headway.launcher.diagnosis.reasons import is_communication_error
 from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
@@ -330,7 +330,7 @@ def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
 
 
 def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
-    is_known = is_of_communication(crash) or (
+    is_known = is_communication_error(crash) or (
         isinstance(error, BrokenPipeError) and _has_lost_reader()
     )
     return is_known and process_progress().is_connected and _has_default_excepthook()

@@ -39,8 +39,8 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
     other = RunFigures()
     other.begin_attempt(1)
     other.note(0, USUAL._replace(samples=0))
-    answers = run_socket.ask_for_figures
-    monkeypatch.setattr(top, "ask_for_figures", lambda: [*answers(), (OTHER, other.to_json(str))])
+    answers = run_socket.request_figures
+    monkeypatch.setattr(top, "request_figures", lambda: [*answers(), (OTHER, other.to_json(str))])
     yield figures
     opened.close()
 

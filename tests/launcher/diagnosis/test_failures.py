@@ -11,7 +11,7 @@ import pytest
 
 from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import Failure, RankExit, find_failure
-from headway.launcher.diagnosis.reasons import is_of_communication
+from headway.launcher.diagnosis.reasons import is_communication_error
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
 LOST = "Connection closed by peer"
@@ -22,7 +22,7 @@ NO_NCCL = "Distributed package doesn't have NCCL built in"
 
 
 def ended(rank: int, code: int, time: float, **more: object) -> RankExit:
-    facts = {"was_stopping": False, "left_silently": code <= 0, **more}
+    facts = {"was_stopping": False, "exited_silently": code <= 0, **more}
     return RankExit(rank, 100 + rank, code, time, **facts)  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_the_text_of_an_exit_is_told_once() -> None:
 
 
 def test_a_rank_that_left_with_a_code_of_its_own_is_blamed_before_one_that_left_with_0() -> None:
-    found = failure(ended(0, 0, 1.5), ended(1, 7, 1.6, left_silently=True))  # exec'ed programs
+    found = failure(ended(0, 0, 1.5), ended(1, 7, 1.6, exited_silently=True))  # exec'ed programs
     assert found.cause.startswith("rank 1 of 4 ended with exit code 7")
     assert found.exit_code == 7
 
@@ -114,7 +114,8 @@ def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> Non
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
     assert found.cause == "rank 2 of 4 left by os._exit(0) while the others were still running"
     assert found.exit_code == 1
-    elsewhere = failure(ended(2, 0, 1.5), ended(1, 0, 1.0, left_silently=False), is_left=True)
+    fine = ended(1, 0, 1.0, exited_silently=False)
+    elsewhere = failure(ended(2, 0, 1.5), fine, silent_fails=True)
     assert (elsewhere.cause, elsewhere.suspicion) == (found.cause, 1)
 
 
@@ -135,12 +136,12 @@ def test_an_exception_of_the_rank_s_own_is_no_victim_s() -> None:
 
 
 def test_only_torchs_own_errors_are_of_communication() -> None:
-    assert is_of_communication(PEER)
-    assert is_of_communication(PEER._replace(kind="DistBackendError", message="NCCL error"))
-    assert not is_of_communication(PEER._replace(is_from_torch=False))
-    assert not is_of_communication(PEER._replace(kind="FileNotFoundError"))
-    assert not is_of_communication(PEER._replace(message="cannot parse gloo_options"))
-    assert not is_of_communication(PEER._replace(message=NO_NCCL))
+    assert is_communication_error(PEER)
+    assert is_communication_error(PEER._replace(kind="DistBackendError", message="NCCL error"))
+    assert not is_communication_error(PEER._replace(is_from_torch=False))
+    assert not is_communication_error(PEER._replace(kind="FileNotFoundError"))
+    assert not is_communication_error(PEER._replace(message="cannot parse gloo_options"))
+    assert not is_communication_error(PEER._replace(message=NO_NCCL))
 
 
 def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
@@ -153,7 +154,7 @@ def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
 
 
 def test_a_rank_that_came_to_its_end_is_not_blamed() -> None:
-    fine = ended(2, 0, 1.5, left_silently=False)
+    fine = ended(2, 0, 1.5, exited_silently=False)
     found = failure(fine, ended(0, 1, BOOM.time, crash=BOOM))
     assert found.first.rank == 0
     assert 2 not in found.victims
@@ -178,7 +179,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
     [
         (ended(1, 3, 1), 2, "exit_code", "ended with exit code 3", "its output"),
         (
-            ended(1, 3, 1, left_silently=True),
+            ended(1, 3, 1, exited_silently=True),
             *(0, "left_by_exit", "ended with exit code 3, by os._exit() or outside of Python code"),
             "raise an exception",
         ),

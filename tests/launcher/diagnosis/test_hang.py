@@ -25,14 +25,14 @@ from headway.launcher.diagnosis.hang import (
     describe_stacks,
     explain,
     explain_divergence,
-    newest_entry,
-    status_of,
+    last_collective_at,
+    rank_status,
 )
 from headway.launcher.diagnosis.stacks import (
     ProcessState,
     describe_crash,
     parse_traceback,
-    users_frame,
+    user_frame,
 )
 
 ALL = (0, 1, 2, 3)
@@ -222,12 +222,12 @@ def test_a_rank_that_does_not_answer_is_named_with_what_the_kernel_says_of_it() 
 
 
 def test_the_users_frame_is_in_no_library() -> None:
-    library = Frame(users_frame.__code__.co_filename, 1, "f")
-    assert users_frame((*TRAIN, library)) == TRAIN[-1]
-    assert users_frame((library,)) == library
+    library = Frame(user_frame.__code__.co_filename, 1, "f")
+    assert user_frame((*TRAIN, library)) == TRAIN[-1]
+    assert user_frame((library,)) == library
     of_user = Frame("/home/u/.local/lib/python3/site-packages/torch/x.py", 1, "f")
-    assert users_frame((*TRAIN, of_user)) == TRAIN[-1]
-    assert users_frame(()) is None
+    assert user_frame((*TRAIN, of_user)) == TRAIN[-1]
+    assert user_frame(()) is None
 
 
 def test_a_hang_is_a_failure_of_its_own_code() -> None:
@@ -254,10 +254,10 @@ def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> N
 
 
 def test_the_newest_collective_of_all_ranks_counts() -> None:
-    times = ((1.0, 5.0), (2.0,))
-    reduces = [tuple(Collective(1, "all_reduce", "", True, at) for at in some) for some in times]
-    assert newest_entry([RankStatus(0, groups=(Group("0", ALL, op),)) for op in reduces]) == 5.0
-    assert newest_entry([RankStatus(0)]) == 0
+    calls = [[Collective(1, "all_reduce", "", True, at) for at in some] for some in ((1, 5), (2,))]
+    statuses = [RankStatus(0, groups=(Group("0", ALL, tuple(some)),)) for some in calls]
+    assert last_collective_at(statuses) == 5.0
+    assert last_collective_at([RankStatus(0)]) == 0
 
 
 CLOSED = Group("0", ALL, (Collective(1, "all_reduce", "", True, 0.0),))
@@ -291,12 +291,12 @@ END = ScriptEnd(2.0, 3, "", PLACE)
 def test_what_is_known_of_a_rank_follows_from_what_it_sent(
     facts: RankFacts, exit: Exit | None, no_stack: NoStack | None, stack: Any
 ) -> None:
-    status = status_of(facts)
+    status = rank_status(facts)
     assert (status.exit, status.no_stack) == (exit, no_stack)
     assert status.stacks == (() if stack is None else (stack,))
     assert status.process == facts.process
 
 
 def test_a_failed_collective_was_waited_in() -> None:
-    (before,) = status_of(RankFacts(0, code=1, ends=[CRASH], groups=(CLOSED,))).groups or ()
+    (before,) = rank_status(RankFacts(0, code=1, ends=[CRASH], groups=(CLOSED,))).groups or ()
     assert before.first_pending == 1

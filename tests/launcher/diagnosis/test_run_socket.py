@@ -18,7 +18,7 @@ from headway.commands import stack
 from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
 from headway.launcher.diagnosis import run_socket
-from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket, ask_for_stacks, list_runs
+from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket, list_runs, request_stacks
 from tests.another_user import NOBODY, fork_as, needs_root
 from tests.distributed.launching import environment
 from tests.waiting import wait_until
@@ -103,8 +103,8 @@ def test_a_launcher_that_ends_before_it_answers_is_not_said_to_be_slow(
 def test_a_launch_is_listed_and_asked_until_it_ends() -> None:
     with running() as run:
         assert ours() == [run]
-        assert ask_for_stacks(run.pid, timeout_s=20) == "where they are"
-        assert ask_for_stacks(run.pid + 1, timeout_s=20) is None
+        assert request_stacks(run.pid, timeout_s=20) == "where they are"
+        assert request_stacks(run.pid + 1, timeout_s=20) is None
     assert ours() == []
 
 
@@ -143,7 +143,7 @@ def test_another_user_is_told_nothing_and_cannot_pass_for_a_launch_of_ours() -> 
 
 def ours_of(addresses: list[str]) -> bool:
     """Return whether a launcher at one of these addresses answers this process."""
-    answers = [run_socket._ask(address, {}, 20)[0] for address in addresses]
+    answers = [run_socket._request(address, {}, 20)[0] for address in addresses]
     return any(run is not None for run in answers)
 
 

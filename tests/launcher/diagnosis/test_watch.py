@@ -77,7 +77,7 @@ def test_steps_that_a_script_counts_in_its_process_are_none_of_the_training(
     rank.tell(figures(20, **spent))
     wait_until(lambda: bool(rank.figures))
     assert rank.watch.step() == step
-    assert rank.watch.last_word() == "rank 0 at optimizer step 20"
+    assert rank.watch.last_progress() == "rank 0 at optimizer step 20"
 
 
 def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: Rank) -> None:
@@ -151,9 +151,9 @@ def test_it_is_known_once_when_the_last_rank_is_ready() -> None:
 def test_ranks_without_a_process_group_are_noticed_while_they_run(
     groups: tuple[Group, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "ALONE_AFTER_S", 0)
+    monkeypatch.setattr(watch, "NO_GROUP_AFTER_S", 0)
     rank, told = Rank(), list[bool]()
-    rank.watch.on_alone = lambda: told.append(True)
+    rank.watch.on_no_group = lambda: told.append(True)
     rank.tell(figures(20), RankReady())
     assert rank.channel.recv(1) == b"?"
     rank.tell(StatusReply(groups, ProgressSnapshot(), 1, ()), OutputPath(LOGS, "logs"))

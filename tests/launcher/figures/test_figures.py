@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from headway.ipc.records import Figures
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.figures.slow_rank import (
-    LEAST_SHARE,
+    MIN_SHARE,
     SlowRank,
     Times,
-    find_lasting,
+    find_persistent_slow_rank,
     find_slow_rank,
-    times_of,
+    mean_step,
 )
 from tests.history.runs import figures
 
@@ -243,10 +243,10 @@ def test_a_busy_core_is_the_cause_though_the_passes_take_longer_by_it() -> None:
 def test_a_rank_that_was_last_once_is_not_named() -> None:
     even = dict.fromkeys(range(4), EVEN)
     slow = with_a_slow(2, 0.5, data=0.5)
-    assert find_lasting([even, slow, even, even]) is None
-    assert find_lasting([slow, slow, with_a_slow(1, 0.5, data=0.5), slow]) is None
-    assert find_lasting([slow] * 4) == find_slow_rank(slow)
-    assert find_lasting([]) is None
+    assert find_persistent_slow_rank([even, slow, even, even]) is None
+    assert find_persistent_slow_rank([slow, slow, with_a_slow(1, 0.5, data=0.5), slow]) is None
+    assert find_persistent_slow_rank([slow] * 4) == find_slow_rank(slow)
+    assert find_persistent_slow_rank([]) is None
 
 
 def test_the_sentence_says_who_waits_for_how_long_and_why() -> None:
@@ -261,11 +261,11 @@ def test_the_sentence_says_who_waits_for_how_long_and_why() -> None:
 
 def test_records_become_the_mean_step() -> None:
     record = Figures(9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012)
-    times = times_of([record, record._replace(num_steps=6, seconds=0.6)])
+    times = mean_step([record, record._replace(num_steps=6, seconds=0.6)])
     assert times is not None
     assert times.step == pytest.approx(0.1)
     assert times.machine == pytest.approx(0.0024)
-    assert times_of([]) is None
+    assert mean_step([]) is None
 
 
 seconds = st.floats(0, 10, allow_nan=False)
@@ -275,7 +275,7 @@ seconds = st.floats(0, 10, allow_nan=False)
 def test_whatever_the_figures_a_name_needs_a_tenth_of_a_step(parts: list[Times]) -> None:
     found = find_slow_rank(dict(enumerate(parts)))
     if found is not None:
-        assert found.cost_s >= LEAST_SHARE * found.step_s
+        assert found.cost_s >= MIN_SHARE * found.step_s
         assert parts[found.rank].sync == min(part.sync for part in parts)
         if found.cause is not None:
             others = [getattr(part, found.cause) for part in parts]

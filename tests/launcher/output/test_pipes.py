@@ -265,8 +265,8 @@ def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(start:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Show an unfinished line soon, and the next state of a bar late."""
-    monkeypatch.setattr(views, "_UNFINISHED_S", 0.05)
-    monkeypatch.setattr(views, "_BAR_S", 60)
+    monkeypatch.setattr(views, "_FILE_DELAY_S", 0.05)
+    monkeypatch.setattr(views, "_BAR_INTERVAL_S", 60)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(soon: None, sta
 def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
     form: str, soon: None, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "_BAR_S", 0.2)
+    monkeypatch.setattr(views, "_BAR_INTERVAL_S", 0.2)
     ranks = start(2, terminal=False)
     for percent in (1, 2, 3):
         ranks.write(0, form.format(percent))
@@ -336,7 +336,7 @@ def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
 def test_what_a_bar_leaves_in_a_file(
     written: str, shown: str, at_once: bool, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "_UNFINISHED_S", 60)
+    monkeypatch.setattr(views, "_FILE_DELAY_S", 60)
     ranks = start(2, terminal=False)
     for part in [written] if at_once else written:
         ranks.write(0, part)
@@ -384,7 +384,7 @@ def test_torchs_rank_is_not_repeated_after_ours(start: Start) -> None:
 def test_a_full_disk_under_the_logs_is_told_once_and_loses_nothing_else(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Output, "_log_of", lambda *_: "/dev/full")
+    monkeypatch.setattr(Output, "_log_path", lambda *_: "/dev/full")
     ranks = start(2, terminal=False, folder="logs")
     for rank in (0, 1):
         ranks.write(rank, "line\n")
@@ -398,7 +398,7 @@ def test_what_the_launcher_itself_prints_is_a_line_of_its_own_and_never_blocks(
     soon: None, start: Start
 ) -> None:
     ranks = start(2, terminal=False)
-    with ranks.console.takes_stderr():
+    with ranks.console.capture_stderr():
         ranks.write(0, "loading ...")
         ranks.wait_for("loading ...")
         print("headway: note", file=sys.stderr)

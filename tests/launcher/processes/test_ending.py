@@ -22,7 +22,7 @@ AS_0 = ", as machine 0 reports"
 
 def exits(*codes: int, **how: Any) -> list[RankExit]:
     """Return the ends of ranks with these codes."""
-    how = {"was_stopping": False, "left_silently": False, **how}
+    how = {"was_stopping": False, "exited_silently": False, **how}
     return [RankExit(rank, 70 + rank, code, 1.0 + rank, **how) for rank, code in enumerate(codes)]
 
 
@@ -31,7 +31,7 @@ def stopped(*codes: int, **how: Any) -> list[RankExit]:
     return exits(*codes, was_stopping=True, **how)
 
 
-SILENT = [*exits(0, left_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
+SILENT = [*exits(0, exited_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
 TOO_SLOW = stopped(0, -KILL, killed_after_s=30.0)
 KILLED = "stopped by SIGTERM; ranks 0-1 were killed, still stopping after 30 s (--grace-period-s)"
 UNSAVED = " before all ranks had saved and ended"

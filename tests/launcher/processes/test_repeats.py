@@ -55,7 +55,7 @@ def test_only_a_failure_that_nothing_but_the_script_explains_can_be_repeated(
     changed: dict[str, Any], site: CrashSite | None
 ) -> None:
     crash = Crash(2.0, "ValueError", "boom", TRACEBACK, step=20)._replace(**changed)
-    ended = RankExit(1, 70, 1, 2.0, was_stopping=False, crash=crash, left_silently=False)
+    ended = RankExit(1, 70, 1, 2.0, was_stopping=False, crash=crash, exited_silently=False)
     found = find_failure([ended], ranks=range(2), world_size=2)
     assert found is not None
     assert (found.site and found.site._replace(message="")) == site
@@ -83,7 +83,7 @@ def test_another_message_is_another_failure_but_for_addresses_and_workers(
     sites = []
     for rank, message in enumerate(messages):
         crash = Crash(2.0, "ValueError", message, TRACEBACK, step=20)
-        ended = RankExit(rank, 70, 1, 2.0, was_stopping=False, crash=crash, left_silently=False)
+        ended = RankExit(rank, 70, 1, 2.0, was_stopping=False, crash=crash, exited_silently=False)
         failure = find_failure([ended], ranks=range(2), world_size=2)
         assert failure is not None
         assert message not in str(failure.site)

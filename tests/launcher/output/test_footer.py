@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from headway.launcher.output import sinks
 from headway.launcher.output.console import StatusLine
-from headway.launcher.output.sinks import LineBelow, Sink
+from headway.launcher.output.sinks import Footer, Sink
 from tests.waiting import wait_until
 
 
@@ -55,7 +55,7 @@ class Screen:
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
-    monkeypatch.setattr(LineBelow, "_is_in_foreground", lambda _: True)
+    monkeypatch.setattr(Footer, "_is_in_foreground", lambda _: True)
     made = Screen()
     yield made
     os.close(made.master)
@@ -78,16 +78,16 @@ def shows(screen: Screen, *lines: str) -> None:
 
 def test_the_line_stays_below_what_ranks_write(screen: Screen, sink: Sink) -> None:
     sink.show((0, 1), b"one\n", b"")
-    sink.show_below("step 1")
+    sink.show_footer("step 1")
     shows(screen, "one", "step 1")
     sink.show((0, 1), b"two\n", b"")
     shows(screen, "one", "two", "step 1")
-    sink.show_below("step 2")
+    sink.show_footer("step 2")
     shows(screen, "one", "two", "step 2")
     for number in range(8):  # scrolls
         sink.show((0, 1), f"line {number}\n".encode(), b"")
     shows(screen, *[f"line {number}" for number in range(3, 8)], "step 2")
-    sink.show_below("")
+    sink.show_footer("")
     assert sink.wait(time.monotonic() + 60)
     shows(screen, *[f"line {number}" for number in range(3, 8)])
 
@@ -97,7 +97,7 @@ def test_a_progress_bar_moves_above_the_line(screen: Screen, sink: Sink, above: 
     before = [f"line {number}" for number in range(above)]
     sink.show((0, 1), "".join(f"{line}\n" for line in before).encode(), b"")
     kept = before[-4:]
-    sink.show_below("step 1")
+    sink.show_footer("step 1")
     for percent in (10, 20):
         sink.show((0, 2), f"\r{percent}% done".encode(), b"")
         shows(screen, *kept, f"{percent}% done", "step 1")
@@ -129,7 +129,7 @@ def test_the_line_is_below_a_bar_of_tqdm_and_gives_way_to_one_inside_it(
         wait_until(lambda: [line.partition(":")[0] for line in screen.lines()] == [*names])
 
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
-    sink.show_below("step: 1")
+    sink.show_footer("step: 1")
     outer = bar("outer", 0)
     shows_names("outer", "step")
     for _ in outer:
@@ -139,7 +139,7 @@ def test_the_line_is_below_a_bar_of_tqdm_and_gives_way_to_one_inside_it(
 
 
 def test_a_prompt_has_the_terminal_for_itself(screen: Screen, sink: Sink) -> None:
-    sink.show_below("step 1")
+    sink.show_footer("step 1")
     shows(screen, "step 1")
     sink.show((0, 1), b"(Pdb) ", b"")
     shows(screen, "(Pdb)")
@@ -153,12 +153,12 @@ def test_a_prompt_has_the_terminal_for_itself(screen: Screen, sink: Sink) -> Non
 
 def test_clear_and_a_narrower_terminal_leave_no_torn_line(screen: Screen, sink: Sink) -> None:
     sink.show((0, 1), b"one\n", b"")
-    sink.show_below("a line of thirty characters...")
+    sink.show_footer("a line of thirty characters...")
     shows(screen, "one", "a line of thirty characters...")
     sink.show((0, 1), b"\x1b[H\x1b[2Jtwo\n", b"")
     shows(screen, "two", "a line of thirty characters...")
     screen.resize(6, 20)
-    sink.show_below("a line of thirty characters...")
+    sink.show_footer("a line of thirty characters...")
     shows(screen, "two", "a line of thirty ch")
 
 
@@ -168,21 +168,21 @@ def test_a_narrow_terminal_shows_the_step_and_the_slow_rank_and_no_half_of_the_r
     screen.resize(6, 80)
     shares = "71 % compute, 24 % data, 5 % sync"
     step, rest = "step 1240/5000", "812 samples/s  1:12 left  slowest: rank 5 (+38 ms, data)"
-    sink.show_below(f"{step}  {shares}  {rest}")
+    sink.show_footer(f"{step}  {shares}  {rest}")
     shows(screen, f"{step}  {rest}")
     screen.resize(6, 50)
-    sink.show_below(f"{step}  {shares}  {rest}")
+    sink.show_footer(f"{step}  {shares}  {rest}")
     shows(screen, f"{step}  slowest: rank 5 (+38 ms, data)")
-    sink.show_below(f"{step}  {shares}  812 samples/s")
+    sink.show_footer(f"{step}  {shares}  812 samples/s")
     shows(screen, f"{step}  812 samples/s")
 
 
 def test_lines_at_full_speed_stay_whole(screen: Screen, sink: Sink) -> None:
-    sink.show_below("step 1")
+    sink.show_footer("step 1")
     for number in range(2000):
         sink.show((number % 8, 1), f"line {number}\n".encode(), b"")
         if number % 100 == 0:
-            sink.show_below(f"step {number}")
+            sink.show_footer(f"step {number}")
             screen.lines()
     shows(screen, *[f"line {number}" for number in range(1995, 2000)], "step 1900")
 
@@ -191,13 +191,13 @@ def test_a_shell_has_the_terminal_for_itself_while_the_run_is_in_the_background(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     screen = Screen()
-    below = LineBelow(screen.slave)
-    below.text = "step 1"
-    assert below.draw() == b""  # it is not even this process's own terminal
+    footer = Footer(screen.slave)
+    footer.text = "step 1"
+    assert footer.draw() == b""  # it is not even this process's own terminal
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
-    assert b"step 1" in below.draw()
+    assert b"step 1" in footer.draw()
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp() + 1)
-    assert below.draw() == b""
+    assert footer.draw() == b""
 
 
 class Console:
@@ -205,18 +205,18 @@ class Console:
 
     def __init__(self, *, has_terminal: bool) -> None:
         self.has_terminal = has_terminal
-        self.below: list[str] = []
+        self.footers: list[str] = []
         self.lines: list[str] = []
 
-    def show_below(self, text: str) -> None:
-        self.below.append(text)
+    def show_footer(self, text: str) -> None:
+        self.footers.append(text)
 
     def warn(self, line: str) -> None:
         self.lines.append(line)
 
 
 @pytest.mark.parametrize(
-    ("has_terminal", "line", "below", "lines"),
+    ("has_terminal", "line", "footers", "lines"),
     [
         (True, "step 1", 111, 0),
         (False, "step 1", 0, 2),
@@ -227,7 +227,7 @@ def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in
     monkeypatch: pytest.MonkeyPatch,
     has_terminal: bool,
     line: str,
-    below: int,
+    footers: int,
     lines: int,
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
@@ -235,13 +235,13 @@ def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in
     status = StatusLine(console, lambda: line)  # type: ignore[arg-type]
     for second in range(121):
         status.show_due(float(second))
-    assert (len(console.below), len(console.lines)) == (below, lines)
+    assert (len(console.footers), len(console.lines)) == (footers, lines)
 
 
 def test_a_stream_that_is_no_terminal_has_no_line_below() -> None:
     read, write = os.pipe()
     sink = Sink(write, False, lambda: None)
-    sink.show_below("step 1")
+    sink.show_footer("step 1")
     sink.show((0, 1), b"one\n", b"")
     assert sink.wait(time.monotonic() + 60)
     time.sleep(2 * sinks._REDRAW_S)
