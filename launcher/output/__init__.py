@@ -1,4 +1,1 @@
-"""Shows and keeps what the ranks print.
-
-Never judges it.
-"""
+"""Displays and stores the ranks' output, without interpreting it."""

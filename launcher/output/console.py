@@ -1,4 +1,4 @@
-"""Shows the ranks' lines on the launcher's stdout and stderr: whole, prefixed and coloured."""
+"""Writes the ranks' lines to the launcher's stdout and stderr, with prefixes and colors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import TextIO
 from headway.ipc.stderr import line_of
 from headway.launcher.output.sinks import Sink, is_same_file
 
-_NOTICE_S = 1.0  # a wait for a reader is announced after this
-_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes; red is for errors
+_NOTICE_S = 1.0  # before a wait for a reader is reported
+_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes, without red, the color of errors
 _NAMES = {1: "stdout", 2: "stderr"}
-_FOOTER_DELAY_S, _FOOTER_INTERVAL_S = 10.0, 1.0  # the status line, on a terminal
-_LINE_INTERVAL_S = 60.0  # and elsewhere
+_FOOTER_DELAY_S, _FOOTER_INTERVAL_S = 10.0, 1.0  # on a terminal
+_LINE_INTERVAL_S = 60.0  # elsewhere
 _NEVER = float("inf")
 
 
 class Console:
     """The launcher's stdout and stderr, shared by all ranks; used by one thread after `begin`.
 
-    With `ranks`, only those are shown; with `is_raw`, every byte is passed on as it is. `moves`:
-    the terminal obeys movements of its cursor.
+    With `ranks`, only these ranks are shown. With `is_raw`, all bytes are forwarded unchanged.
+    `is_ansi` means that the terminal supports ANSI cursor movements.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Console:
         self._ranks = ranks
         self._fds = {}
         for target, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with suppress(OSError):  # the disk behind it is full, as the sink will find out
+            with suppress(OSError):  # a full disk, which the sink reports later
                 stream.flush()
             self._fds[target] = stream.fileno()
         out = Sink(self._fds[1], sys.stdout.isatty(), self._note_change)
@@ -56,14 +56,14 @@ class Console:
         terminals = (sink for sink in (error, out) if sink.is_terminal)
         self._footer_sink = next(terminals, None) if is_ansi and not is_raw else None
         self._lost: set[Sink] = set()
-        self.first = 0  # the lowest rank that is shown: its progress bar moves on a terminal
+        self.first = 0  # the lowest shown rank; only its progress bar is animated on a terminal
 
     def begin(self, ranks: Iterable[int]) -> None:
         self.first = min(filter(self.shows, ranks), default=0)
 
     @contextmanager
     def capture_stderr(self) -> Iterator[None]:
-        """Queue what this process prints on `sys.stderr` with the ranks' output; never block."""
+        """Redirect this process's `sys.stderr` to the queue of the ranks' output; never block."""
         usual = sys.stderr
         sys.stderr = _StderrQueue(self._log, usual)
         try:
@@ -79,7 +79,7 @@ class Console:
         return self._footer_sink is not None
 
     def show_footer(self, text: str) -> None:
-        """Show a line below all output on the terminal, until the next one; empty: none."""
+        """Show or replace the line below all output on a terminal; an empty text removes it."""
         if self._footer_sink is not None:
             self._footer_sink.show_footer(text)
 
@@ -87,11 +87,11 @@ class Console:
         return self._sinks[target].is_terminal
 
     def is_full(self, target: int) -> bool:
-        """Return whether so much waits for a reader that the ranks must wait, too."""
+        """Return whether the queue is full, so that the ranks must wait for the reader."""
         return self._sinks[target].is_full
 
     def has_no_reader(self, target: int) -> bool:
-        """Return whether the reader is gone; the ranks then get SIGPIPE, as without a launcher."""
+        """Return whether the reader disconnected; ranks then receive SIGPIPE, as usual."""
         return isinstance(self._sinks[target].error, BrokenPipeError)
 
     @property
@@ -107,16 +107,16 @@ class Console:
         self._sinks[target].forward(data)
 
     def write(self, rank: int, target: int, text: bytes, *, is_new: bool = False) -> None:
-        """Show lines of one rank's stdout (1) or stderr (2); the last one may be unfinished.
+        """Show lines of a rank's stdout (1) or stderr (2); the last line may be unfinished.
 
-        The first may be the rest of a line; with `is_new` it does not continue an unfinished one.
+        The text continues an unfinished line, unless `is_new` is set.
         """
         sink = self._sinks[target]
         prefix = self._prefix(rank, sink) if self.is_prefixed else b""
         sink.show((rank, target), text, prefix, is_new=is_new)
 
     def discard_unread(self, patience_s: float) -> None:
-        """Discard the output for streams that fail, or have accepted nothing for `patience_s`."""
+        """Discard the output for streams that failed or accepted no data for `patience_s`."""
         for sink in {*self._sinks.values()} - self._lost:
             if sink.error is not None:
                 self._drop(sink)
@@ -130,13 +130,13 @@ class Console:
                 self.warn(f"{name} was not read for {patience_s:g} s: {lost} bytes are lost")
 
     def wait_s(self, patience_s: float) -> float:
-        """Return how long `discard_unread` has nothing to do, unless a stream fails."""
+        """Return the time until `discard_unread` must be called, unless a stream fails."""
         times = [sink.blocked_since for sink in self._sinks.values()]
         now = time.monotonic()
         return min((since + patience_s - now for since in times if since), default=_NEVER)
 
     def close(self, patience_s: float) -> None:
-        """Wait until all is written; discard what is not accepted for `patience_s` seconds."""
+        """Wait for all writes; discard the output if no data is accepted for `patience_s`."""
         self.show_footer("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
@@ -149,12 +149,12 @@ class Console:
             sink.close()
 
     def _log(self, text: str) -> None:
-        """Print lines of the launcher's own on stderr, or on stdout where stderr is lost."""
+        """Print lines of the launcher on stderr, or on stdout if stderr failed."""
         is_lost = self._sinks[2].error is not None or self._sinks[2] in self._lost
         self._sinks[1 if is_lost else 2].log(text)
 
     def warn(self, line: str) -> None:
-        """Print a line of the launcher's own on stderr, or on stdout where stderr is not read."""
+        """Print a line of the launcher on stderr, or on stdout if stderr is not read."""
         for target in (2, 1):
             sink = self._sinks[target]
             since = sink.blocked_since
@@ -167,7 +167,7 @@ class Console:
         return " and ".join(_NAMES[target] for target, s in self._sinks.items() if s is sink)
 
     def _drop(self, sink: Sink) -> None:
-        """Replace a lost stream, for which Python may buffer data: stderr by stdout, if left."""
+        """Redirect a failed stream, for Python's buffered data: stderr to stdout if usable."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
         for target, other in self._sinks.items():
@@ -187,10 +187,10 @@ class Console:
 
 
 class StatusLine:
-    """Shows how the run is doing in one line, at its times: what `describe` returns, if anything.
+    """Shows the run's status in one line: the text that `describe` returns, unless it is empty.
 
-    It is below the output of a terminal from the tenth second on, and comes once a minute
-    elsewhere. The thread that reads the ranks' output calls it.
+    On a terminal, it is a footer from the tenth second on. Elsewhere, it is printed once per
+    minute. It is used by the thread that reads the ranks' output.
     """
 
     def __init__(self, console: Console, describe: Callable[[], str]) -> None:
@@ -212,7 +212,7 @@ class StatusLine:
 
 
 class _StderrQueue(io.TextIOBase):
-    """`sys.stderr` of this process while the ranks' output is shown; its lines stay whole."""
+    """Replaces `sys.stderr` while the ranks' output is shown, and writes only whole lines."""
 
     def __init__(self, log: Callable[[str], None], usual: TextIO) -> None:
         self._log = log

@@ -1,9 +1,9 @@
-"""Reads the ranks' output from pipes; keeps it in logs and tails, and shows it on the console.
+"""Reads the ranks' output from pipes, stores it in logs and tails, and shows it on the console.
 
-One thread waits for all pipes at once; nothing is polled, and nothing that it does waits for a
-reader of the launcher's output (`sinks.py` does). While too much waits for such a reader the pipes
-are not read, so the ranks wait too. In memory are at most 1 MiB and one block for each stream of
-the launcher, and for each pipe 1 MiB of an unfinished line; at the end, what is left in the pipes.
+One thread waits for all pipes, without polling. It never blocks on the launcher's output, which
+`sinks.py` writes. While a sink's queue is full, the pipes are not read, so the ranks block. Memory
+is limited to 1 MiB and one block per stream of the launcher, and 1 MiB of an unfinished line per
+pipe.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.sinks import write_some
 from headway.launcher.output.views import View, make_view
 
-_DRAIN_TIMEOUT_S = 1.0  # the longest wait for what a dead rank's children may still write
-_MAX_REST = 2**20  # bytes that are read of a pipe at the end; more than one usually holds
+_DRAIN_TIMEOUT_S = 1.0  # for the output of an exited rank's children
+_MAX_REST = 2**20  # bytes of a final read; more than the usual capacity of a pipe
 _READ_SIZE = 2**16
 _NEVER = float("inf")
-_TAIL_LINES = 120  # of each rank, for the report of a failure: faulthandler shows 100 calls
-_MAX_LINES = 200  # that are kept of each, for the record of the run
-_MAX_LINE = 4096  # bytes that are kept of a line
+_TAIL_LINES = 120  # per rank in a failure report; faulthandler writes up to 100 calls
+_MAX_LINES = 200  # per rank in the run's record
+_MAX_LINE = 4096  # bytes of a stored line
 
 UNREAD_TIMEOUT_S = 1.0
-"""While a run is being stopped, its output is discarded after no reader took any for so long."""
+"""While a run is being stopped, output that is not read for this time is discarded."""
 
 FAILURE_UNREAD_TIMEOUT_S = 5.0
-"""The same after a failure, when all ranks have ended."""
+"""The same after a failure, once all ranks have exited."""
 
 
 class Output:
-    """Reads the ranks' pipes until they close; `close` waits for the rest and ends the thread.
+    """Reads the ranks' pipes in a thread; `close` waits for the remaining output.
 
-    With a folder, a copy is kept in `folder/rank_R_attempt_A.log`, without the prefix.
+    With a folder, the output is also written to `folder/rank_R_attempt_A.log`, without prefixes.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Output:
             os.set_blocking(fd, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._added: list[_Stream] = []
-        self._paused: set[_Stream] = set()  # their readers are slow
+        self._paused: set[_Stream] = set()  # waiting for a slow reader
         self._tails: dict[int, Tail] = {}
-        self.lost_logs = ""  # which log files are incomplete, and why
+        self.lost_logs = ""  # a message if log files are incomplete
         self._patience_s = _NEVER
         self._deadline = _NEVER
         self._read_at = 0.0
@@ -72,7 +72,7 @@ class Output:
         self.console.begin(ranks)
 
     def add(self, rank: int, pipes: dict[int, int]) -> None:
-        """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them at their end."""
+        """Read and finally close a new rank's pipes, {1: fd of stdout, 2: fd of stderr}."""
         tail = self._tails[rank] = Tail()
         for target, fd in pipes.items():
             log = None
@@ -82,7 +82,7 @@ class Output:
         self._wake()
 
     def keep(self, rank: int, text: str) -> None:
-        """Add to the log and the tail of a rank that has ended, and show nothing."""
+        """Add a text to the log and the tail of an exited rank, without showing it."""
         data = text.encode(errors="backslashreplace")
         self._tails[rank].add(data)
         if self.folder is not None:
@@ -94,7 +94,7 @@ class Output:
         return os.path.join(self.folder, f"rank_{rank}_attempt_{self._attempt}.log")
 
     def _report_lost_logs(self, error: OSError) -> None:
-        """Print, once, that log files are incomplete."""
+        """Report once that log files are incomplete."""
         if not self.lost_logs:
             self.lost_logs = f"logs in {self.folder} are incomplete: {error.strerror}"
             self.console.warn(self.lost_logs)
@@ -104,7 +104,7 @@ class Output:
         return self.console.has_lost_output or bool(self.lost_logs)
 
     def tail(self, rank: int, most: int = _TAIL_LINES) -> list[str]:
-        """Return the last lines of a rank's stderr and stdout; complete after `close`."""
+        """Return the last lines of a rank's stderr and stdout, which are complete after `close`."""
         return self._tails[rank].lines(most) if rank in self._tails else []
 
     def last_line(self, rank: int) -> str:
@@ -112,16 +112,16 @@ class Output:
 
     @property
     def last_output_at(self) -> float:
-        """When a rank last wrote, on the monotonic clock: now, while ranks wait for a reader."""
+        """Time of the last output on the monotonic clock; now, while ranks wait for a reader."""
         return time.monotonic() if self._paused else self._read_at
 
     def set_patience(self, patience_s: float) -> None:
-        """Discard the output for a stream that accepts nothing for so long; ranks then continue."""
+        """Discard the output for a stream that accepts no data for this time; ranks continue."""
         self._patience_s = patience_s
         self._wake()
 
     def close(self, patience_s: float = _NEVER) -> None:
-        """Write what is left and stop reading; `patience_s` is as for `set_patience`."""
+        """Write the remaining output and stop reading; `patience_s` is as for `set_patience`."""
         self._patience_s = min(self._patience_s, patience_s)
         self._deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         self._wake()
@@ -131,7 +131,7 @@ class Output:
         self._selector.close()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it will wake up anyway, or it has ended
+        with suppress(OSError):  # the thread is already being woken, or has finished
             os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
@@ -177,7 +177,7 @@ class Output:
             stream.finish()
 
     def _wait_s(self, streams: Iterable[_Stream]) -> float | None:
-        """Return how long there is nothing to do unless a rank writes; None: no limit."""
+        """Return the timeout for `select`; None: no limit."""
         moments = [stream.due for stream in streams if stream not in self._paused]
         status_due = _NEVER if self._status is None else self._status.due
         due = min([self._deadline, status_due, *moments]) - time.monotonic()
@@ -199,21 +199,21 @@ class _Stream:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a slow reader must take some of the output first."""
+        """Whether the console's queue is full."""
         return self._view is not None and self._console.is_full(self._target)
 
     @property
     def due(self) -> float:
-        """When `show_due` has something to show, on the monotonic clock."""
+        """The time for `show_due` on the monotonic clock."""
         return _NEVER if self._view is None else self._view.due
 
     def show_due(self) -> None:
-        """Show an unfinished line, or the newest state of a progress bar."""
+        """Show an unfinished line, or the latest state of a progress bar."""
         if self._view is not None:
             self._view.show_due()
 
     def read_rest(self) -> None:
-        """Read what is in the pipe, without waiting for more."""
+        """Read the available data without blocking."""
         os.set_blocking(self.fd, False)
         with suppress(BlockingIOError):
             for _ in range(_MAX_REST // _READ_SIZE):
@@ -247,7 +247,7 @@ class _Stream:
 
 
 class Log:
-    """A rank's file for stdout and stderr; an error calls `on_error` and ends the writing."""
+    """A rank's log file for stdout and stderr; on an error, calls `on_error` and closes it."""
 
     def __init__(self, path: str, on_error: Callable[[OSError], None]) -> None:
         self._on_error = on_error
@@ -274,20 +274,20 @@ class Log:
 
 
 class Tail:
-    """The last lines that a rank wrote, of its stdout and its stderr together."""
+    """The last lines of a rank's stdout and stderr together."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=_MAX_LINES)
         self._rests: dict[int, bytes] = {}  # unfinished lines, by stream
 
     def add(self, data: bytes, target: int = 2) -> None:
-        """Take what a rank wrote next on its stdout (1) or stderr (2)."""
+        """Add a rank's next output on stdout (1) or stderr (2)."""
         *lines, rest = (self._rests.get(target, b"") + data).split(b"\n")
         self._lines.extend(line[-_MAX_LINE:] for line in lines[-_MAX_LINES:])
         self._rests[target] = rest[-_MAX_LINE:]
 
     def lines(self, most: int = _TAIL_LINES) -> list[str]:
-        """Return the last lines, each as a terminal would show it."""
+        """Return the last lines as a terminal would show them."""
         lines = [*self._lines, *filter(None, self._rests.values())]
         shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[-most:])
         return [line.decode(errors="replace") for line in shown]

@@ -1,8 +1,8 @@
 """The launcher's stdout and stderr, each written by a dedicated thread, and a footer line.
 
-Writing may block for as long as a reader likes; nothing else may. `Sink.show` only adds to a queue,
-and whoever reads the ranks' pipes asks `is_full` first: the pipes fill, and the ranks wait, as they
-would for their own reader. A queue holds at most `MAX_QUEUED` bytes and one block.
+Only the writing threads may block on a slow reader: `Sink.show` adds to a queue. Ranks' pipes are
+only read while `is_full` is false; otherwise the pipes fill, and the ranks block, as they would
+without a launcher. A queue contains at most `MAX_QUEUED` bytes and one block.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
-_REDRAW_S = 0.05  # the footer is drawn again after output no more often
+MAX_QUEUED = 2**20  # bytes; above, the ranks wait
+_REDRAW_S = 0.05  # the minimum time between two redraws of the footer
 _NEVER = float("inf")
-_MAX_WRITE = 2**16  # bytes per write, which distinguishes a slow reader from a stopped one
+_MAX_WRITE = 2**16  # bytes; small enough to distinguish a slow from a stopped reader
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
 _COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
-_MAX_LINE = 4096  # bytes of an unfinished line that are looked at
+_MAX_LINE = 4096  # bytes of an unfinished line that are examined
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
 _TO_NEXT_LINE = b"\x1b[B\r"
-_MAKE_ROOM = b"\x1bD\x1b[A"  # scrolls where the cursor is in the last line, and comes back
-_ERASE = b"\x1b[J"  # from the cursor on, also what a narrower terminal has wrapped
+_MAKE_ROOM = b"\x1bD\x1b[A"  # scrolls if the cursor is in the last line
+_ERASE = b"\x1b[J"  # to the end of the screen, including wrapped text
 
 Owner = tuple[int, int]
-"""A rank, and 1 or 2 for its stdout or stderr."""
+"""A rank, and 1 for stdout or 2 for stderr."""
 
 
 class Sink:
-    """One stream of the launcher, or two that are the same file.
+    """A stream of the launcher, or two streams of the same file.
 
-    `on_change` is called, in the writing thread, when a full queue has room again, and when the
-    stream can no longer be written to.
+    The writing thread calls `on_change` when a full queue has space again, and when the stream
+    fails.
     """
 
     def __init__(self, fd: int, is_terminal: bool, on_change: Callable[[], None]) -> None:
         self.is_terminal = is_terminal
-        self.error: OSError | None = None  # why it can no longer be written to
-        self.owner: Owner | None = None  # of the unfinished line that was shown last
+        self.error: OSError | None = None  # set when the stream fails
+        self.owner: Owner | None = None  # of an unfinished last line
         self._fd = fd
         self._on_change = on_change
         self._changed = threading.Condition()
         self._queue: list[bytes] = []
-        self._size = 0  # bytes queued, and not yet written
-        self._progress_at = 0.0  # the last byte was accepted, or the first one queued
+        self._size = 0  # unwritten bytes
+        self._progress_at = 0.0  # the last byte was accepted, or the first byte queued
         self._is_abandoned = False
         self._footer = Footer(fd) if is_terminal else None
         self._redraw_at = _NEVER  # the footer, on the monotonic clock
@@ -57,17 +57,17 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
-        """Whether the ranks must wait."""
+        """Whether the ranks must wait for the reader."""
         return self._size >= MAX_QUEUED
 
     @property
     def blocked_since(self) -> float | None:
-        """When the stream last accepted a byte, on the monotonic clock; None: nothing waits."""
+        """Time of the last accepted byte on the monotonic clock; None if the queue is empty."""
         with self._changed:
             return self._progress_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
-        """Queue lines; the last may be unfinished; `is_new` first ends an unfinished one."""
+        """Queue lines, the last possibly unfinished; `is_new` first ends an unfinished line."""
         with self._changed:
             before = self.owner
             continues = before == owner and not is_new
@@ -83,7 +83,7 @@ class Sink:
             self._add(data)
 
     def log(self, text: str) -> None:
-        """Queue a text of the launcher's own; an unfinished line is ended before it."""
+        """Queue a text of the launcher, after a newline if the last line is unfinished."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
@@ -91,7 +91,7 @@ class Sink:
                 self._add(data)
 
     def show_footer(self, text: str) -> None:
-        """Show a line below all else on the terminal, until the next one; empty: none."""
+        """Show or replace the line below all output on a terminal; an empty text removes it."""
         with self._changed:
             if self._footer is not None:
                 self._footer.text = text
@@ -108,7 +108,7 @@ class Sink:
             self.owner = None
 
     def wait(self, until: float) -> bool:
-        """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""
+        """Wait until the queue is empty; return False at `until` (monotonic clock)."""
         with self._changed:
             while self._size or (self._footer is not None and self._footer.is_unfinished):
                 left_s = until - time.monotonic()
@@ -117,7 +117,7 @@ class Sink:
         return True
 
     def abandon(self, error: OSError | None = None) -> int:
-        """Discard what is queued and what will be; return how many bytes were queued."""
+        """Discard all queued and future output; return the number of queued bytes."""
         with self._changed:
             lost = self._size
             self._is_abandoned = True
@@ -128,7 +128,7 @@ class Sink:
         return lost
 
     def close(self) -> None:
-        """End the thread, after `wait`; one that `abandon` left in a blocked write stays there."""
+        """Stop the thread after `wait`, unless it is blocked in a write after `abandon`."""
         with self._changed:
             is_blocked, self._is_abandoned = self._is_abandoned, True
             self._changed.notify_all()
@@ -166,26 +166,26 @@ class Sink:
                 self._on_change()
 
     def _wait_s(self) -> float | None:
-        """Return how long there is nothing to do for the footer; None: for ever."""
+        """Return the time until the footer is redrawn; None: no redraw is scheduled."""
         if self._redraw_at == _NEVER:
             return None
         return min(max(self._redraw_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
     def _draw_footer(self, footer: Footer, output: bytes) -> None:
-        """Draw the footer again, at once unless that was just done."""
+        """Redraw the footer now, or later if it was just redrawn."""
         footer.note(output)
         now, may_at = time.monotonic(), self._drawn_at + _REDRAW_S
         with self._changed:
             is_late = not footer.text or now >= may_at
             self._redraw_at = _NEVER if is_late else may_at
             drawing = footer.draw() if is_late else b""
-            self._changed.notify_all()  # it may have been taken away for good
+            self._changed.notify_all()  # `wait` may be waiting for its removal
         if drawing:
             self._drawn_at = now
             self._write_uncounted(drawing)
 
     def _write_uncounted(self, data: bytes) -> None:
-        """Write what is not counted: the footer."""
+        """Write the footer, which is not part of `_size`."""
         rest = memoryview(data)
         while rest:
             rest = rest[write_some(self._fd, rest) :]
@@ -208,16 +208,16 @@ class Sink:
 
 
 def write_some(fd: int, data: bytes | memoryview) -> int:
-    """Write once, when the stream takes something; return how much was taken, which may be 0."""
+    """Write once when the stream is writable; return the number of bytes, possibly 0."""
     try:
         return os.write(fd, data)
-    except BlockingIOError:  # a program that shares the stream has made it non-blocking
+    except BlockingIOError:  # another program made the shared stream non-blocking
         select.select([], [fd], [])
         return 0
 
 
 def _prefixed(text: bytes, prefix: bytes, continues: bool) -> bytes:
-    """Put `prefix` before each line, and before each redrawn state of a progress bar."""
+    """Prefix each line and each redrawn state of a progress bar."""
     text = text[:-1].replace(b"\n", b"\n" + prefix) + text[-1:]
     if b"\r" in text:
         if not continues and not text.startswith(b"\r\n"):
@@ -232,26 +232,25 @@ def is_same_file(one: TextIO, other: TextIO) -> bool:
 
 
 class Footer:
-    """A line below all that a terminal shows: the bytes that draw it, and that take it away again.
+    """The line below all output on a terminal: returns the bytes that draw and erase it.
 
-    It is there only while the cursor is where a line begins, or behind a progress bar, which stays
-    in place; a prompt has the terminal for itself. So does a shell, while the run is in the
-    background.
+    It is only shown while the cursor is at the start of a line or after a progress bar, not after a
+    prompt, and only while the run is in the terminal's foreground.
     """
 
     def __init__(self, fd: int) -> None:
         self.text = ""  # empty: show nothing
         self._fd = fd
         self._rest = b""  # of the unfinished line
-        self._to_erase = b""  # while it is drawn
+        self._to_erase = b""  # empty unless the footer is drawn
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it is drawn and should not be."""
+        """Whether the footer must still be erased."""
         return bool(self._to_erase) and not self.text
 
     def erase(self) -> bytes:
-        """Return what takes it away, before something is written; empty if it is not there."""
+        """Return the bytes that erase the footer before other output; empty if it is not drawn."""
         bytes_, self._to_erase = self._to_erase, b""
         return bytes_
 
@@ -259,14 +258,14 @@ class Footer:
         self._rest = (self._rest + bytes(written)).rpartition(b"\n")[2][-_MAX_LINE:]
 
     def draw(self) -> bytes:
-        """Return what draws it, after `erase`; empty where it has no place now."""
+        """Return the bytes that draw the footer after `erase`; empty if it cannot be shown now."""
         rest = _COLORS.sub(b"", self._rest)
         is_bar = b"\r" in rest and b"\x1b" not in rest
         if not self.text or not (is_bar or not rest) or not self._is_in_foreground():
             return b""
         try:
             columns = os.get_terminal_size(self._fd).columns
-        except OSError:  # it has been closed
+        except OSError:  # the terminal was closed
             return b""
         text = _fit(self.text, max(columns - 1, 0)).encode("ascii", "replace")
         if is_bar:
@@ -278,12 +277,12 @@ class Footer:
     def _is_in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:  # it is not the terminal that controls this process
+        except OSError:  # not this process's controlling terminal
             return False
 
 
 def _fit(text: str, columns: int) -> str:
-    """Skip parts between the first and the last one, in their order, until the text fits."""
+    """Remove parts after the first until the text fits; the last part is kept."""
     parts = text.split("  ")
     while len(text) > columns and len(parts) > 2:
         del parts[1]

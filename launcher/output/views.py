@@ -1,4 +1,4 @@
-"""What the console shows of one stream of a rank: as it is, as lines, or with a moving bar."""
+"""Convert a rank's stream for the console: unchanged, as lines, or with an animated bar."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from headway.launcher.diagnosis.torch_messages import RANK_PREFIX
 from headway.launcher.output.console import Console
 
-MAX_LINE = 2**20  # bytes; a longer line is shown in pieces
-_TERMINAL_DELAY_S = 0.1  # an unfinished line is shown on a terminal after this
-_FILE_DELAY_S = 1.0  # and elsewhere after this
-_BAR_INTERVAL_S = 10.0  # between two states of a progress bar without a terminal
+MAX_LINE = 2**20  # bytes; longer lines are shown in pieces
+_TERMINAL_DELAY_S = 0.1  # before an unfinished line is shown on a terminal
+_FILE_DELAY_S = 1.0  # before it is shown elsewhere
+_BAR_INTERVAL_S = 10.0  # between two states of a progress bar, except on a terminal
 _NEVER = float("inf")
-_UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
+_UP = b"\x1b[A"  # multiple bars move up with this, and down with line feeds
 _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 
 
 def make_view(console: Console, rank: int, target: int) -> View | None:
-    """Return the view of a rank's stdout (1) or stderr (2); None if it is not shown."""
+    """Return the view of a rank's stdout (1) or stderr (2), or None if it is hidden."""
     if not console.shows(rank):
         return None
     if console.is_raw:
@@ -31,13 +31,13 @@ def make_view(console: Console, rank: int, target: int) -> View | None:
 
 
 class View:
-    """Shows what a rank writes: here, every byte as it comes."""
+    """Shows a rank's output; this base class forwards it unchanged."""
 
     def __init__(self, console: Console, rank: int, target: int) -> None:
         self._console = console
         self._rank = rank
         self._target = target
-        self._rest = b""  # of the last line, which is unfinished
+        self._rest = b""  # the unfinished last line
         self._due = _NEVER
         torchs_prefix = RANK_PREFIX.text.format(rank=rank).encode()
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
@@ -47,27 +47,27 @@ class View:
 
     @property
     def due(self) -> float:
-        """When `show_due` has something to show, on the monotonic clock."""
+        """The time for `show_due` on the monotonic clock."""
         return self._due
 
     def show_due(self) -> None:
-        """Show what has waited long enough to be finished."""
+        """Show an unfinished line after its delay."""
 
     def finish(self) -> None:
-        """Show what is left: no more will come."""
+        """Show the remaining output after the stream's end."""
 
     def _write(self, text: bytes, *, is_new: bool = False) -> None:
-        """Show text without the rank that torch puts before a traceback, where we put it too."""
+        """Show text, without torch's rank prefix of tracebacks if lines are already prefixed."""
         if self._target == 2 and self._console.is_prefixed and b"[" in text:
             text = self._torchs_prefixes.sub(b"", text)
         self._console.write(self._rank, self._target, text, is_new=is_new)
 
 
 class FileView(View):
-    """Whole lines at once, an unfinished one and the state of a progress bar at their times.
+    """Shows whole lines at once, and unfinished lines and progress bars after a delay.
 
-    A bar is a line with carriage returns, each of which replaces what was drawn before: what was
-    drawn last is shown. Bars that are drawn below each other are one such line.
+    A progress bar is a line with carriage returns; only its last state is shown. Multiple bars
+    below each other are handled as one line.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class FileView(View):
     ) -> None:
         super().__init__(console, rank, target)
         self._unfinished_s, self._bar_s = unfinished_s, bar_s
-        self._shown_state = b""  # of the bar
+        self._shown_state = b""  # of the progress bar
         self._shown_at = 0.0
 
     def feed(self, data: bytes) -> None:
         text = self._rest + data
-        if b"\x1b" in text:  # a search for one byte is a hundred times faster than for more
+        if b"\x1b" in text:  # searching for one byte is 100 times faster
             while _UP + b"\n" in text:
                 text = text.replace(_UP + b"\n", b"")
             text = _WENT_UP.sub(b"\r", text)
@@ -130,12 +130,12 @@ class FileView(View):
 
 
 def _is_bar(line: bytes) -> bool:
-    """Return whether there is a carriage return that does not end a line."""
+    """Return whether the line contains a carriage return before its end."""
     return b"\r" in line.removesuffix(b"\r")
 
 
 def _last_drawn(line: bytes) -> bytes:
-    """Return what was drawn last in a line, without what only erases it."""
+    """Return the last state drawn in a line, ignoring blanks that only erase it."""
     states = (word.replace(_UP, b"") for word in reversed(line.split(b"\r")))
     return next((state for state in states if state.strip()), b"")
 
@@ -148,7 +148,7 @@ def _last_state(rest: bytes) -> bytes:
 
 
 class TerminalView(View):
-    """All as it comes, also a progress bar, which moves; the last part after a moment."""
+    """Shows output immediately, with animated progress bars; the unfinished rest after a delay."""
 
     def feed(self, data: bytes) -> None:
         text = self._rest + data
