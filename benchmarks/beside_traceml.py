@@ -120,7 +120,7 @@ def launch(kind: str, place: str, steps: int) -> tuple[float, str]:
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-        said = [line for line in done.stderr.splitlines() if "makes all others wait" in line]
+        said = [line for line in done.stderr.splitlines() if "delays all ranks" in line]
         if kind == "traceml":
             summary = json.loads(Path(folder, "run", "final_summary.json").read_text())
             told = summary["primary_diagnosis"]

@@ -1,1 +1,1 @@
-"""Step metrics of a run: collected from all ranks, analyzed and reported."""
+"""Collects, analyzes and reports the step metrics of all ranks."""

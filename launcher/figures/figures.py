@@ -1,4 +1,4 @@
-"""Step metrics of a run, as reported by the ranks on all machines."""
+"""The step metrics that the ranks on all machines report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from headway.ipc.records import Figures
 from headway.launcher.figures.slow_rank import SlowRank, Times, find_persistent_slow_rank, mean_step
 
-_WINDOW_S = 5.0  # shares and rates are means over so long
-_INTERVAL_STEPS, _INTERVAL_S = 5, 1.0  # the least of an interval that is judged
-_NUM_INTERVALS = 4  # in which the same rank must be last, 20 steps in all
-_MAX_RECORDS = 120  # records of a rank
-_QUIET_S = 5.0  # without a record; then reported
-_DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is reported
+_WINDOW_S = 5.0  # for the means of shares and rates
+_INTERVAL_STEPS, _INTERVAL_S = 5, 1.0  # the minimum length of an analyzed interval
+_NUM_INTERVALS = 4  # with the same slow rank before it is reported: at least 20 steps
+_MAX_RECORDS = 120  # per rank
+_QUIET_S = 5.0  # without a record before this is reported
+_DATA_BOUND = 1 / 3  # of a step: the time waiting for data that is reported
 
 
 class RankRow(NamedTuple):
@@ -26,24 +26,24 @@ class RankRow(NamedTuple):
     machine: int
     host: str
     step: int
-    total: int  # steps that the training will have; 0: not known
+    total: int  # number of training steps; 0: unknown
     loss: float | None
     step_ms: float
-    data_share: float | None  # of the time; None: not known, without an Accelerator
+    data_share: float | None  # of the step time; None without an Accelerator
     compute_share: float | None
     sync_share: float | None
     save_share: float | None
-    samples_per_s: float | None  # also None while it reports no steps
+    samples_per_s: float | None  # None if unknown or if no steps are reported
     rss_bytes: int
     device_bytes: int | None
-    age_s: float  # since the record
-    is_lost: bool  # its machine
+    age_s: float  # since the last record
+    is_lost: bool  # the connection to its machine
 
 
 class _Rank:
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.recent: deque[Figures] = deque(maxlen=_MAX_RECORDS)  # of the last seconds
+        self.recent: deque[Figures] = deque(maxlen=_MAX_RECORDS)  # of the last `_WINDOW_S`
         self.pending: deque[Figures] = deque(maxlen=_MAX_RECORDS)
         self.recorded_at = 0.0
 
@@ -59,20 +59,20 @@ class _Rank:
 
     @property
     def has_interval(self) -> bool:
-        """Whether there are enough new records for an interval."""
+        """Whether the pending records are sufficient for an interval."""
         steps = sum(row.num_steps for row in self.pending)
         seconds = sum(row.seconds for row in self.pending)
         return steps >= _INTERVAL_STEPS and seconds >= _INTERVAL_S
 
 
 class RunFigures:
-    """The reported steps of all ranks; any thread may use it."""
+    """The reported steps of all ranks; thread-safe."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[int, Figures], None]] = []
-        """Called with each record, by the thread that notes it."""
+        """Called with each record by the thread that calls `note`."""
         self.report: Callable[[str], None] = lambda _: None
-        """Called with a sentence on what has lasted long enough: a slow rank, waiting for data."""
+        """Called with a sentence about a persistent slow rank or long waits for data."""
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
         self._num_ranks = 1
@@ -80,11 +80,11 @@ class RunFigures:
         self._ranks: dict[int, _Rank] = {}
         self._intervals: deque[dict[int, Times]] = deque(maxlen=_NUM_INTERVALS)
         self._slow: SlowRank | None = None
-        self._last_report: object = None  # what the last sentence was about
+        self._last_report: object = None  # the subject of the last sentence
         self._lock = threading.RLock()
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
-        """Forget the ranks of the last attempt; the next has so many, on all machines."""
+        """Replace the last attempt's ranks; the new one has `num_ranks` on all machines."""
         with self._lock:
             self._machine, self.hosts = machine, {machine: socket.gethostname()}
             self._ranks.clear()
@@ -102,9 +102,9 @@ class RunFigures:
         *,
         age_s: float = 0.0,
     ) -> None:
-        """Add a rank's record if possible: any script may send it; `machine` None: this one."""
+        """Add a rank's record, unless it is invalid; `machine` None is this machine."""
         with self._lock:
-            # a higher rank is of an attempt with more machines, that has ended
+            # a higher rank is from an earlier attempt with more machines
             if rank >= self._num_ranks or not _is_valid(figures):
                 return
             where = self._machine if machine is None else machine
@@ -118,14 +118,14 @@ class RunFigures:
             listener(rank, figures)
 
     def drop_machine(self, machine: int) -> None:
-        """Note that the channel to a machine has ended, before the run has."""
+        """Record that the connection to a machine was lost during the run."""
         with self._lock:
             self._lost.add(machine)
             self._intervals.clear()
-            self._slow = None  # no rank waits for a slow one now
+            self._slow = None  # the slow rank may have been on that machine
 
     def _analyze(self) -> None:
-        """Judge the steps since the last time, once all ranks have reported enough."""
+        """Analyze the pending records once all ranks have reported a whole interval."""
         ranks = self._ranks
         if len(ranks) < self._num_ranks or not all(rank.has_interval for rank in ranks.values()):
             return
@@ -145,15 +145,13 @@ class RunFigures:
             self._last_report = about
             self.report(sentence)
 
-    # ------------------------------------------------------------------ what is known now
-
     @property
     def slowest(self) -> SlowRank | None:
-        """The rank that all others wait for, once that has lasted long enough."""
+        """The rank that has delayed all ranks in the last intervals."""
         return self._slow
 
     def describe_slowest(self) -> str:
-        """Return the sentence about the slow rank; empty without one."""
+        """Return a sentence about the slow rank, or an empty string."""
         with self._lock:
             slow = self._slow
             if slow is None:
@@ -200,7 +198,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return a line about the run; empty before the first record, and except on machine 0."""
+        """Return the status line; empty before the first record, and on other machines than 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""
@@ -226,7 +224,7 @@ class RunFigures:
         return "  ".join(parts)
 
     def advice(self) -> str:
-        """Return a sentence if all ranks wait for data for much of the time; else empty."""
+        """Return a suggestion if all ranks often wait for data, or an empty string."""
         shares = [row.data_share for row in self.rows()]
         if not shares or any(share is None or share < _DATA_BOUND for share in shares):
             return ""
@@ -234,10 +232,10 @@ class RunFigures:
         who = "all ranks wait" if len(shares) > 1 else "the training waits"
         with self._lock:
             last = [rank.recent[-1].num_workers for rank in self._ranks.values()]
-        now = f" than {max(workers)}" if (workers := [n for n in last if n is not None]) else ""
+        above = f" above {max(workers)}" if (workers := [n for n in last if n is not None]) else ""
         return (
-            f"{who} for data {least * 100:.0f} % of the time: give the DataLoader more num_workers"
-            f"{now}, or make samples cheaper"
+            f"{who} for data {least * 100:.0f} % of the time: raise the DataLoader's num_workers"
+            f"{above}, or load samples faster"
         )
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
@@ -263,12 +261,12 @@ def _is_valid(figures: Figures) -> bool:
 
 
 def _quiet_limit_s(step_s: float) -> float:
-    """Return for how long no record means that no step ends, where one has taken so long."""
+    """Return the longest time without a record that a step of `step_s` explains."""
     return max(_QUIET_S, 3 * step_s)
 
 
 def _shares(rows: list[RankRow]) -> str:
-    """Return where the time goes, as far as that is known: a mean over the ranks."""
+    """Return the known shares of the step time, as means over the ranks."""
     texts = []
     for name in ("compute", "data", "sync", "save"):
         shares = [getattr(row, f"{name}_share") for row in rows]
@@ -281,7 +279,7 @@ def _shares(rows: list[RankRow]) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    """Return a duration: 1:12 is minutes and seconds."""
+    """Format a duration as M:SS or H:MM:SS."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,10 +1,10 @@
-"""Which rank all others wait for, and why: a pure rule over what each rank's steps have taken.
+"""Finds the rank that delays all ranks, and the cause, from the step times of the ranks.
 
-In an exchange that all ranks take part in, the last one to come waits least, and all others wait
-for it. What it costs them is how much less it waits than the others do, by their median. A cause is
-named only where the rank spends that much more than the others in one place. The rule would rather
-be silent than wrong: the second to come must wait for at least half of that, too, and the same rank
-must be last in each of several intervals of the training.
+The last rank to enter a collective waits least, and its peers wait for it. The delay is the
+difference between the peers' median waiting time and its own. A cause is named only if the rank
+spends that much more time than its peers in one phase. To avoid false reports, every peer must wait
+for at least half of the delay, and the same rank must be the slowest in several consecutive
+intervals.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from headway.ipc.records import Figures
 
 MIN_SHARE = 0.1  # of a step; smaller delays are not reported
 _MIN_DELAY_S = 0.0005  # of a step: smaller delays are noise
-_MIN_EXPLAINED = 0.8  # of the cost, by a cause
-_MIN_GAP = 0.5  # of the cost, which the rank that waits second least waits for, too
+_MIN_EXPLAINED = 0.8  # of the delay, by one cause
+_MIN_GAP = 0.5  # of the delay: the minimum that every peer waits
 
 DATA, FORWARD, BACKWARD, SAVE = "data", "forward", "backward", "save"
 MACHINE, SCRIPT = "machine", "script"
 _PHASES = (DATA, FORWARD, BACKWARD, SAVE)
 _NAMES = {
-    None: "none of its loader, passes and saving explains it alone",
+    None: "no single phase explains the delay",
     DATA: "its data loader",
     FORWARD: "its forward pass",
     BACKWARD: "its backward pass",
-    SAVE: "its saving",
+    SAVE: "its checkpoint saving",
     MACHINE: "other processes use its cores, or its CPU quota is used up",
     SCRIPT: "other work in the script, such as evaluating, saving or logging on this rank only",
 }
 
 
 class Times(NamedTuple):
-    """What one step takes on one rank, in seconds."""
+    """The times of one step on one rank, in seconds."""
 
     step: float
     data: float = 0.0
@@ -43,35 +43,35 @@ class Times(NamedTuple):
     backward: float = 0.0
     sync: float = 0.0
     save: float = 0.0
-    machine: float = 0.0  # ready to compute, without a core
+    machine: float = 0.0  # runnable, but without a core
 
     @property
     def has_phases(self) -> bool:
-        """Whether an Accelerator trains, which knows them; without one waiting is unknown too."""
+        """Whether an Accelerator measured phases; without one, waiting times are unknown, too."""
         return bool(self.data or self.forward or self.backward)
 
     @property
     def script(self) -> float:
-        """What is in no phase: the optimizer's step, and all else that the script does."""
+        """The time outside of all phases: the optimizer step and other work of the script."""
         phases = self.data + self.forward + self.backward + self.sync + self.save
         return max(self.step - phases, 0.0)
 
 
 class SlowRank(NamedTuple):
     rank: int
-    cost_s: float  # for the others, in each step
+    cost_s: float  # the delay of each step
     step_s: float
-    cause: str | None  # a key of `_NAMES`; None: none of these explains it
-    ratio: float = 0.0  # of the cause: this rank's time to the others' median; 0: they have none
+    cause: str | None  # a key of `_NAMES`; None: unknown
+    ratio: float = 0.0  # of its time in the cause to the peers' median; 0: no ratio
 
     def describe(self, host: str = "") -> str:
-        """Return it as a sentence without an end; `host` is named where there are several."""
+        """Return a sentence without a full stop; pass `host` on multi-node runs."""
         on = f" on {host}" if host else ""
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (
-            f"rank {self.rank}{on} makes all others wait {cost:.{_digits(cost)}f} ms of each "
-            f"{step:.{_digits(step)}f} ms: {_NAMES[self.cause]}{times}"
+            f"rank {self.rank}{on} delays all ranks by {cost:.{_digits(cost)}f} ms per "
+            f"{step:.{_digits(step)}f} ms step: {_NAMES[self.cause]}{times}"
         )
 
 
@@ -80,7 +80,7 @@ def _digits(milliseconds: float) -> int:
 
 
 def mean_step(records: Iterable[Figures]) -> Times | None:
-    """Return the mean step of these records of one rank; None without a step."""
+    """Return the mean step of one rank's records, or None if they contain no step."""
     taken = list(records)
     num_steps = sum(row.num_steps for row in taken)
     if num_steps <= 0:
@@ -96,7 +96,7 @@ def mean_step(records: Iterable[Figures]) -> Times | None:
 
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
-    """Return the rank that all others wait for in these steps, if that costs enough."""
+    """Return the rank that delays all ranks, unless the delay is small or its source unclear."""
     if len(times) < 2 or not all(time.has_phases for time in times.values()):
         return None
     last, *others = sorted(times, key=lambda rank: times[rank].sync)
@@ -111,7 +111,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
         taken_s, median_s = getattr(own, cause), getattr(usual, cause)
         more_s = taken_s - median_s
         if more_s >= _MIN_EXPLAINED * cost_s:
-            # a ratio to next to nothing says nothing
+            # a ratio to almost 0 is meaningless
             has_ratio = cause != MACHINE and median_s > 0.01 * step_s
             ratio = taken_s / median_s if has_ratio else 0.0
             return SlowRank(last, cost_s, step_s, cause, ratio)
@@ -120,7 +120,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
 
 
 def find_persistent_slow_rank(intervals: Sequence[Mapping[int, Times]]) -> SlowRank | None:
-    """Return the rank that all others wait for in every one of these intervals of the training."""
+    """Return the rank that delays all ranks in every interval, or None."""
     found = [find_slow_rank(interval) for interval in intervals]
     if not found or any(item is None for item in found):
         return None

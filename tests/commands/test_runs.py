@@ -103,12 +103,12 @@ def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
     times = {0: {"sync_s": 0.45}, 1: {"data_s": 0.6}, 2: {"sync_s": 0.45}}
     rows = [(rank, figures(step, **times[rank])) for rank in times for step in (10, 20)]
     write_run(rows=rows, num_processes=3)
-    said = "rank 1 makes all others wait 40 ms of each 100 ms: its data loader (3.0 times the"
+    said = "rank 1 delays all ranks by 40 ms per 100 ms step: its data loader (3.0 times the"
     assert said in run("why")[1]
     run("why", "--html", str(tmp_path / "run.html"))
     assert said in (tmp_path / "run.html").read_text()
     write_run(rows=[row for row in rows if row[1].step == 10], num_processes=3)
-    assert "makes all others wait" not in run("why")[1]  # too few steps to tell
+    assert "delays all ranks" not in run("why")[1]  # too few steps to tell
 
 
 def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
     attempts = [
         Attempt(began_at),
         Attempt(began_at, cause="rank 1 failed with KeyError", failed_at_step=40, num_restarts=1),
-        Attempt(began_at, cause="rank 0 was ended by SIGKILL", num_restarts=2),
+        Attempt(began_at, cause="rank 0 was killed by SIGKILL", num_restarts=2),
     ]
     write_run(76, attempts=attempts, settings={**START.settings, "max_restarts": "2"})
-    said = ["rank 1 failed with KeyError at step 40", "rank 0 was ended by SIGKILL"]
+    said = ["rank 1 failed with KeyError at step 40", "rank 0 was killed by SIGKILL"]
     assert "\n  ".join(["2 of 2 restarts used", *said]) in run("why")[1]
     assert "ended: failed as before" in run("why")[1]
     run("why", "--html", str(tmp_path / "run.html"))

@@ -91,7 +91,7 @@ def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
     assert "train.py" in out
     assert "100/1000" in out
     assert "line \\x1b[31mof 3" in out  # a rank cannot move the cursor
-    assert "rank 2 makes all others wait 30 ms of each 130 ms: its data loader" in out
+    assert "rank 2 delays all ranks by 30 ms per 130 ms step: its data loader" in out
 
 
 @pytest.mark.usefixtures("launch")
@@ -133,11 +133,11 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     text = screen(150)
     assert "other.py" in text
-    assert "rank 2 makes all others wait" in text
+    assert "rank 2 delays all ranks" in text
     launch.drop_machine(0)
     text = screen(150)
     assert text.count("(machine lost)") == 4
-    assert "makes all others wait" not in text
+    assert "delays all ranks" not in text
     assert "you have no running launches" in screen(150, None, [])
 
 

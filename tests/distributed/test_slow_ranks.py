@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 RANKS = 4
 NAMED = re.compile(
-    r"rank (\d+) makes all others wait .*?: "
-    r"(its \w+|other \w+|none of)"
+    r"rank (\d+) delays all ranks .*?: "
+    r"(its \w+|other \w+|no single)"
 )
 CAUSES = {
     "data": "its data",
     "forward": "its forward",
-    "save": "its saving",
+    "save": "its checkpoint",
     "quota": "other processes",
 }
 _CGROUP = Path("/sys/fs/cgroup/cpu")  # of version 1

@@ -53,7 +53,7 @@ def test_a_slow_rank_is_told_once_when_it_has_lasted_and_again_when_it_changes()
     note(figures, WAITING, SLOW, WAITING, WAITING, times=3)
     assert told == []
     note(figures, WAITING, SLOW, WAITING, WAITING, times=5)
-    sentence = "rank 1 makes all others wait 30 ms of each 130 ms: its data loader (4.0 times the"
+    sentence = "rank 1 delays all ranks by 30 ms per 130 ms step: its data loader (4.0 times the"
     assert told == [f"{sentence} median)"]
     assert figures.line().endswith("slowest: rank 1 (+30 ms, data)")
     note(figures, WAITING, WAITING, WAITING, SLOW, times=8)
@@ -76,7 +76,7 @@ def test_the_machine_of_a_slow_rank_is_named_where_there_are_several() -> None:
     for _ in range(4):
         figures.note(0, WAITING)
         figures.note(1, SLOW, 1, "n2")
-    assert told[0].startswith("rank 1 on n2 makes all others wait")
+    assert told[0].startswith("rank 1 on n2 delays all ranks")
     assert figures.to_json(str)["slowest"] == {
         "rank": 1,
         "machine": 1,
@@ -117,8 +117,8 @@ def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
     record = USUAL._replace(seconds=4.0, data_s=2.2, num_workers=2)
     note(figures, record, record, times=9)
     assert told == [
-        "all ranks wait for data 55 % of the time: give the DataLoader more num_workers than 2, or "
-        "make samples cheaper"
+        "all ranks wait for data 55 % of the time: raise the DataLoader's num_workers above 2, or "
+        "load samples faster"
     ]
 
 
@@ -252,11 +252,11 @@ def test_a_rank_that_was_last_once_is_not_named() -> None:
 def test_the_sentence_says_who_waits_for_how_long_and_why() -> None:
     slow = SlowRank(5, cost_s=0.038, step_s=0.12, cause="data", ratio=3.14)
     assert slow.describe("n2") == (
-        "rank 5 on n2 makes all others wait 38 ms of each 120 ms: its data loader (3.1 times the "
+        "rank 5 on n2 delays all ranks by 38 ms per 120 ms step: its data loader (3.1 times the "
         "median)"
     )
     unknown = SlowRank(0, cost_s=0.0012, step_s=0.0062, cause=None)
-    assert unknown.describe().startswith("rank 0 makes all others wait 1.2 ms of each 6.2 ms: ")
+    assert unknown.describe().startswith("rank 0 delays all ranks by 1.2 ms per 6.2 ms step: ")
 
 
 def test_records_become_the_mean_step() -> None:
