@@ -1,4 +1,4 @@
-"""Why ranks failed, and where they hang.
+"""Find the causes of failures and hangs.
 
-Never starts, stops or signals one, but to ask where it is.
+Never starts, stops or signals ranks, except to request their stacks.
 """

@@ -1,4 +1,4 @@
-"""How the ranks ended -> one report: which failed first and why, and what the rest did. Pure."""
+"""Turns the exits of the ranks into one report: the first failure, its cause and its effects."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from headway.launcher.diagnosis.reasons import (
 from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback, user_frame
 from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATION_ERRORS, contains
 
-_EXIT_DELAY_S = 5.0  # on a busy machine
-_MAX_LINES = 12  # of a failed rank's last output, in the report
-_RECORDED_LINES = 40  # in the record
-# of a message: an address, and which of a loader's workers has read a bad sample
+_EXIT_DELAY_S = 5.0  # until the launcher notices an exit, on a busy machine
+_MAX_LINES = 12  # of a failed rank's output, in the report
+_RECORDED_LINES = 40  # of its output, in the run's record
+# differs between runs with the same error: an address, a loader worker's number
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=worker process )\d+")
 
 
 class RankExit(NamedTuple):
-    """How one rank ended; `code` is negative for a signal, as `subprocess` gives it."""
+    """The exit of one rank; `code` is negative for a signal, as in `subprocess`."""
 
     rank: int
     pid: int
     code: int
-    time: float  # when its program failed or ended, in seconds since the epoch
-    was_stopping: bool  # it ended after the launcher had begun to stop the ranks
-    crash: Crash | None = None  # the exception that nothing handled
+    time: float  # of the failure or exit, in seconds since the epoch
+    was_stopping: bool  # exited after the launcher started to stop the ranks
+    crash: Crash | None = None  # the unhandled exception
     message: str = ""  # the text of sys.exit("text")
-    exited_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
-    feature_use: FeatureUse | None = None  # what its program used, if it came to its end
-    killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
+    exited_silently: bool = True  # os._exit or a signal: reported no end or exception
+    feature_use: FeatureUse | None = None  # resources used, if the program ran to completion
+    killed_after_s: float | None = None  # by the launcher, after the grace period
 
     @property
     def is_failure(self) -> bool:
@@ -50,14 +50,14 @@ class RankExit(NamedTuple):
 
 class Failure(NamedTuple):
     first: RankExit
-    same: tuple[int, ...]  # ranks that failed by themselves in the same way
-    different: tuple[RankExit, ...]  # ranks that failed by themselves in another way
-    victims: tuple[int, ...]  # ranks that failed or were stopped because of it
+    same: tuple[int, ...]  # ranks with the same failure
+    different: tuple[RankExit, ...]  # ranks with another failure of independent cause
+    victims: tuple[int, ...]  # ranks that failed or were stopped as a consequence
     world_size: int
-    evidence: Evidence  # of the first one
+    evidence: Evidence  # for the first failure
     last_lines: tuple[str, ...] = ()  # of the first rank's output
-    mentions_communication: bool = False  # these lines
-    killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
+    mentions_communication: bool = False  # in these lines
+    killed: tuple[RankExit, ...] = ()  # victims that the launcher killed after the grace period
 
     @property
     def reason(self) -> Reason:
@@ -65,14 +65,14 @@ class Failure(NamedTuple):
 
     @property
     def suspicion(self) -> int:
-        """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
+        """Likelihood that another machine's failure caused this one: 0 (none), 1 or 2 (high)."""
         if not _may_be_victim(self.first):
             return 0
         return 2 if self.first.crash is not None or self.mentions_communication else 1
 
     @property
     def site(self) -> CrashSite | None:
-        """What its repetition would have in common with it; None where a restart may help."""
+        """Identifies repetitions of this failure; None if a restart may help."""
         crash = self.first.crash
         if crash is None or crash.step < 1 or is_transient(self.evidence) or self.suspicion:
             return None
@@ -105,19 +105,19 @@ class Failure(NamedTuple):
             return "\n".join([self.first.crash.traceback.rstrip(), *self.evidence.divergence[1:]])
         message = self.first.message.splitlines()
         lines = list(self.last_lines)
-        if message and lines[-len(message) :] == message:  # `cause` has it
+        if message and lines[-len(message) :] == message:  # `cause` contains it
             lines = lines[: -len(message)]
         return "\n".join(lines[-_MAX_LINES:])
 
     @property
     def fix(self) -> str:
-        """What to do next; a HeadwayError raised in the script carries its own fix."""
+        """The suggested fix; a HeadwayError contains one."""
         crash = self.first.crash
         return (crash.fix if crash is not None else "") or formatted(self.reason.fix, self.evidence)
 
     @property
     def exit_code(self) -> int:
-        """The code that the launcher ends with; a rank that left by os._exit(0) gives 1."""
+        """The launcher's exit code; 1 if the rank called os._exit(0)."""
         return shell_code(self.first.code) or 1
 
 
@@ -135,12 +135,12 @@ def find_failure(
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
-    A rank that left silently (os._exit, a signal) is the first one if it left before another failed
-    on the connection that it dropped, even if its process is found dead a moment later. An abort
-    that the rank's last lines explain by communication is not silent: victims abort, too.
+    A rank that exited silently (os._exit, a signal) comes before a rank that failed because the
+    connection to it was lost, even if the launcher noticed its exit slightly later. An abort is not
+    silent if the rank's last lines contain a communication error: victims abort, too.
 
-    `ranks` are all of this machine. `divergence` is kept where the first failure is one of
-    communication; `silent_fails`: os._exit(0) is a failure; the rest is as in `Evidence`.
+    `ranks` are all ranks of this machine. `divergence` is only used if the first failure is a
+    communication error. With `silent_fails`, os._exit(0) is a failure. See also `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
@@ -194,9 +194,7 @@ def find_failure(
 def _may_be_victim(end: RankExit) -> bool:
     """Return whether the failure may be a consequence of another rank's failure."""
     if end.crash is None:
-        return (
-            end.exited_silently and end.code <= 0
-        )  # an exit code that the script chose is its own failure
+        return end.exited_silently and end.code <= 0  # a positive code was chosen by the script
     return _mentions_communication([end.crash.traceback])
 
 
@@ -209,7 +207,7 @@ def _failed_alike(end: RankExit, first: RankExit) -> bool:
         return False
     if end.crash is None or first.crash is None:
         return end.crash is first.crash and end.code == first.code > 0
-    # not by the exit code: it may have been stopped on its way out
+    # without the exit code: the rank may have been stopped while it exited
     return end.crash.kind == first.crash.kind and _crash_line(end.crash) == _crash_line(first.crash)
 
 
@@ -218,7 +216,7 @@ def _crash_line(crash: Crash) -> Stack:
 
 
 def describe_killed(exits: Iterable[RankExit]) -> str:
-    """Return which ranks the launcher killed before they had stopped, to continue a sentence."""
+    """Return a clause that names the ranks killed after the grace period; may be empty."""
     after_s = {end.rank: end.killed_after_s for end in exits if end.killed_after_s is not None}
     if not after_s:
         return ""
@@ -228,10 +226,10 @@ def describe_killed(exits: Iterable[RankExit]) -> str:
 
 
 class ServerDeath(NamedTuple):
-    """The fork server ended, and all ranks with it."""
+    """The exit of the fork server, which terminates all ranks."""
 
     evidence: Evidence
-    aftermath: str = "; the ranks ended with it"
+    aftermath: str = "; its ranks exited, too"
     details: str = ""
 
     @property
@@ -244,7 +242,7 @@ class ServerDeath(NamedTuple):
         fix = formatted(find_reason(self.evidence).fix, self.evidence)
         if self.evidence.code > 0:
             return f"{fix}, or try --set start_method=exec"
-        return f"{fix}; with --max-restarts 1 it is started again"
+        return f"{fix}; --max-restarts 1 restarts it automatically"
 
     @property
     def exit_code(self) -> int:

@@ -1,4 +1,4 @@
-"""Compares what ranks report: where each is, and which keep the others waiting. Pure."""
+"""Compares the ranks' positions, and finds the ranks that their peers wait for."""
 
 from __future__ import annotations
 
@@ -30,25 +30,23 @@ from headway.launcher.diagnosis.stacks import (
 from headway.launcher.diagnosis.torch_messages import EQUAL_SIZE_COLLECTIVES
 
 EXIT_CODE = 124
-"""The launcher's exit code after `hang_timeout`; the same as that of timeout(1)."""
+"""The launcher's exit code after `hang_timeout`, as for timeout(1)."""
 
-_INIT_FUNCTION = "init_process_group"  # torch's function that forms the first group
+_INIT_FUNCTION = "init_process_group"  # creates the default process group
 
 
 class NoStack(Enum):
     """Why the stack of a running rank is unknown."""
 
-    UNCONNECTED = (
-        "it is not Python, has only just started, or has closed the launcher's descriptors"
-    )
+    UNCONNECTED = "it is not Python, is still starting, or has closed the launcher's descriptors"
     STOPPED = "its process is stopped"
-    SILENT = "it does not answer: code in C holds Python's global lock, or it gets no CPU time"
+    SILENT = "it does not answer: C code holds Python's GIL, or it gets no CPU time"
 
 
 class Exit(NamedTuple):
     code: int
-    is_reported: bool = False  # the program came to its own end; False: os._exit, or a signal
-    at: Frame | None = None  # the call of sys.exit
+    is_reported: bool = False  # False after os._exit or a signal
+    at: Frame | None = None  # the sys.exit call
 
     def __str__(self) -> str:
         if not self.is_reported:
@@ -59,11 +57,11 @@ class Exit(NamedTuple):
 
 class RankStatus(NamedTuple):
     rank: int
-    exit: Exit | None = None  # None while it runs
+    exit: Exit | None = None  # None while running
     no_stack: NoStack | None = None
-    stacks: tuple[Stack, ...] = ()  # of its threads, the main one first
-    groups: tuple[Group, ...] | None = None  # None: it could not be asked
-    progress: ProgressSnapshot | None = None  # None: its script has no Accelerator
+    stacks: tuple[Stack, ...] = ()  # of all threads, the main thread first
+    groups: tuple[Group, ...] | None = None  # None: unknown
+    progress: ProgressSnapshot | None = None  # None: the script has no Accelerator
     process: ProcessState | None = None  # the kernel's view, if the rank does not answer
 
     @property
@@ -80,19 +78,19 @@ class RankStatus(NamedTuple):
 
 class RankFacts(NamedTuple):
     rank: int
-    code: int | None = None  # of its process, once that has ended
-    ends: Sequence[Crash | ScriptEnd] = ()  # as it reported them
+    code: int | None = None  # of the process; None while running
+    ends: Sequence[Crash | ScriptEnd] = ()  # as reported
     groups: tuple[Group, ...] | None = None
     progress: ProgressSnapshot | None = None
-    answer: StatusReply | None = None  # the last one, while its descriptors are open
-    process: ProcessState | None = None  # where it has been asked and does not answer
+    answer: StatusReply | None = None  # the last one; None if the channel is closed
+    process: ProcessState | None = None  # set if the rank does not answer
 
 
 def rank_status(facts: RankFacts) -> RankStatus:
     """Return a rank's status: the position in its stack, or that it has exited.
 
-    A rank whose process still runs has exited if its program has ended, no collective of it is
-    pending, and Python does not wait for its threads.
+    A running process counts as exited if its script has finished, no collective is pending, and
+    Python does not wait for threads.
     """
     status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
     end = next((end for end in facts.ends if isinstance(end, ScriptEnd)), None)
@@ -120,28 +118,28 @@ def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
 
 
 def _before_crash(group: Group) -> Group:
-    """Return a group as it was before: torch marks a collective that failed as done."""
+    """Return the group before the crash: torch marks a failed collective as done."""
     return group._replace(
         collectives=tuple(call._replace(is_done=False) for call in group.collectives[-1:])
     )
 
 
 class Divergence(NamedTuple):
-    """Some ranks, which keep the others waiting, are elsewhere than these; a place may follow."""
+    """Two sets of ranks at different positions; each sentence can be extended by a position."""
 
-    ranks: tuple[int, ...]  # empty where all wait
-    sentence: str  # what they do
-    others: tuple[int, ...]
+    ranks: tuple[int, ...]  # the ranks that are waited for; may be empty
+    sentence: str
+    others: tuple[int, ...]  # the waiting ranks
     others_sentence: str
 
 
 class Hang(NamedTuple):
-    """No rank made progress for a while; the same interface as `failures.Failure`."""
+    """No progress on any rank; the interface is that of `failures.Failure`."""
 
     statuses: tuple[RankStatus, ...]
     after_s: int
-    aftermath: str = ""  # which ranks were killed then, as the end of a sentence
-    world_size: int = 0  # more than `statuses` where other machines have ranks too
+    aftermath: str = ""  # a clause that names the killed ranks
+    world_size: int = 0  # larger than `statuses` on multi-node runs
 
     @property
     def cause(self) -> str:
@@ -154,8 +152,8 @@ class Hang(NamedTuple):
         what = "see the stacks"
         if self.world_size > len(self.statuses):
             what = (
-                "see the stacks, those of the other machines too: where all ranks wait in the same "
-                "collective, check the network between the machines"
+                "see the stacks on all machines: if all ranks wait in the same collective, check "
+                "the network between the machines"
             )
         if explain_divergence(self.statuses):
             what = "fix the script where the ranks diverge"
@@ -173,7 +171,7 @@ class Hang(NamedTuple):
 
 
 def describe_stacks(statuses: Sequence[RankStatus]) -> str:
-    """Return the stacks of all running ranks for a person, equal ones once."""
+    """Return the formatted stacks of all running ranks, without duplicates."""
     ranks_by_stacks: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for status in statuses:
         if status.exit is None:
@@ -198,7 +196,7 @@ def _no_stack_reason(status: RankStatus) -> str:
 
 
 def explain(statuses: Sequence[RankStatus]) -> list[str]:
-    """Return which ranks keep which waiting, and where: a line for each set of ranks."""
+    """Return the ranks' positions, one line per set of ranks; ranks waited for come first."""
     found = find_divergences(statuses)
     lines = [item.sentence + _places(statuses, item.ranks) for item in found if item.ranks]
     lines = lines or ["no rank is known to be behind the others"]
@@ -222,13 +220,13 @@ def _open_collective(status: RankStatus) -> str:
 
 
 def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:
-    """Return what `explain` does where some ranks keep others waiting, else nothing."""
+    """Return the lines of `explain` if the ranks diverge, else an empty list."""
     is_known = any(divergence.ranks for divergence in find_divergences(statuses))
     return explain(statuses) if is_known else []
 
 
 def find_divergences(statuses: Sequence[RankStatus]) -> list[Divergence]:
-    """Return in what the ranks diverge, those first whose ranks wait for no others themselves."""
+    """Return the divergences, starting with those whose ranks do not wait for other ranks."""
     names = dict.fromkeys(group.name for status in statuses for group in status.groups or ())
     found = [d for name in names if (d := _divergence_in(name, statuses)) is not None]
     waiting = {rank for item in found for rank in item.others}
@@ -241,7 +239,7 @@ def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | No
     members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
     absent = {s.rank: s for s in statuses if s.is_absent and s.rank in members}
     for rank in absent:
-        groups.setdefault(rank, Group(name, None, ()))  # it has not reported what it entered
+        groups.setdefault(rank, Group(name, None, ()))  # its collectives are unknown
     suffix = _group_suffix(name, members)
     return _different_collectives(groups, suffix) or _missing_ranks(groups, absent, suffix)
 
@@ -307,11 +305,11 @@ def _not_entered(
 
 
 def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
-    """Compare the stacks while the first group forms: torch records nothing yet."""
+    """Compare the stacks during init_process_group, before torch records collectives."""
     calls = {s.rank: [frame.function for frame in (*s.stacks, ())[0]] for s in statuses}
     inside = tuple(rank for rank, functions in calls.items() if _INIT_FUNCTION in functions)
     absent = {s.rank: s for s in statuses if s.is_absent}
-    known = [s for s in statuses if s.exit or s.no_stack or s.place]  # others are ending
+    known = [s for s in statuses if s.exit or s.no_stack or s.place]  # other ranks are exiting
     missing = [s.rank for s in known if s.rank not in inside]
     return [_not_entered(missing, absent, _INIT_FUNCTION, inside)] if inside and missing else []
 
@@ -330,7 +328,7 @@ def _place(status: RankStatus) -> str:
 
 
 def describe(statuses: Sequence[RankStatus], idle_s: float) -> str:
-    """Return where the ranks are, for a person; one of them made progress `idle_s` ago."""
+    """Return the formatted positions and stacks; the last progress was `idle_s` ago."""
     if not statuses:
         return "no rank has started yet"
     heading = f"{named([status.rank for status in statuses])}: last progress {idle_s:.0f} s ago"
@@ -340,6 +338,6 @@ def describe(statuses: Sequence[RankStatus], idle_s: float) -> str:
 
 
 def last_collective_at(statuses: Sequence[RankStatus]) -> float:
-    """Return when a rank last entered a collective, in seconds since the epoch; 0 for never."""
+    """Return the time of the last entry into a collective, in seconds since the epoch, or 0."""
     groups = (group for status in statuses for group in status.groups or ())
     return max((call.entered_at for group in groups for call in group.collectives), default=0.0)

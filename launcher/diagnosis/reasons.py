@@ -1,4 +1,4 @@
-"""Why a run failed: a table of reasons; the first one that matches is reported. Pure."""
+"""The table of reasons for failures; the first matching reason is reported."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from headway.launcher.diagnosis.torch_messages import (
 
 
 class Evidence(NamedTuple):
-    code: int  # of its process; negative for a signal
-    crash: Crash | None = None  # the exception that nothing handled
+    code: int  # of the process; negative for a signal
+    crash: Crash | None = None  # the unhandled exception
     message: str = ""  # the text of sys.exit("text")
     memory_kills: int = 0  # by the kernel's OOM killer during the run
-    lost_reader: str = ""  # the launcher's streams that lost their reader
-    divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
-    killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
-    exited_silently: bool = False  # reported neither an end nor an exception
-    is_forwarded: bool = False  # the launcher has received the signal that ended it
+    lost_reader: str = ""  # the launcher's streams whose reader disconnected
+    divergence: tuple[str, ...] = ()  # of the ranks, for a communication error
+    killed_after_s: float | None = None  # by the launcher, after the grace period
+    exited_silently: bool = False  # without reporting an end or an exception
+    is_forwarded: bool = False  # the launcher received the signal first
 
 
 class Reason(NamedTuple):
-    """One reason why a run fails.
+    """A reason for a failure.
 
-    `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
-    {message}, {memory_kills}, {lost_reader} and {divergence}; a fix may have {installer} and
-    {module}, the missing one under its package's usual name. Without a `fix` the report has none.
+    `cause` is a sentence with the fields {rank} ("rank 1 of 4"), {exception}, {signal}, {code},
+    {message}, {memory_kills}, {lost_reader} and {divergence}. `fix` may be empty, and may also
+    contain {installer} and {module}, the name of the missing module's package.
     """
 
-    name: str  # identifies it
+    name: str  # a unique identifier
     matches: Callable[[Evidence], bool]
     cause: str
     fix: str
@@ -65,14 +65,14 @@ _PACKAGES = {"PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "
 _PACKAGES |= {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 _EXCEPTION = "{rank} failed with {exception}"
 _OOM_KILL_FIX = (
-    "usually this is the kernel's OOM killer (`dmesg` names what it killed): use fewer processes, "
+    "usually this is the kernel's OOM killer (`dmesg` lists its kills): use fewer processes, "
     "loader workers or samples, or raise the memory limit of the job or container; otherwise "
     "another program killed it"
 )
 
 
 def _for_crash(name: str, matches: Callable[[Crash], bool], fix: str, more: str = "") -> Reason:
-    """Return the reason for an exception that nothing handled."""
+    """Return a reason that matches unhandled exceptions."""
     return Reason(
         name, lambda seen: seen.crash is not None and matches(seen.crash), _EXCEPTION + more, fix
     )
@@ -82,26 +82,26 @@ REASONS = (
     Reason(
         "reader_left",
         lambda seen: bool(seen.lost_reader) and _is_broken_pipe(seen),
-        "the reader of {lost_reader} went away",
+        "the reader of {lost_reader} disconnected",
         "",
     ),
     Reason(
         "ranks_diverged",
         lambda seen: bool(seen.divergence),
         "{divergence}",
-        "have every rank enter the same collectives in the same order; to leave a "
-        "loop: accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
+        "call the same collectives in the same order on all ranks; to exit a loop, call "
+        "accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
     ),
     _for_crash(
         "device_out_of_memory",
         lambda crash: is_out_of_memory(crash),
-        "the device's memory is full: make the batch smaller (and gradient_accumulation_steps "
-        "larger, so that an optimizer step sees as many samples as before)",
+        "the device is out of memory: reduce the batch size, and raise gradient_accumulation_steps "
+        "to keep the effective batch size",
     ),
     _for_crash(
         "no_nccl",
         lambda crash: contains(crash.message, NO_NCCL),
-        "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
+        "NCCL requires NVIDIA GPUs and a CUDA build of torch: on CPUs, use "
         'init_process_group("gloo")',
     ),
     _for_crash(
@@ -113,48 +113,48 @@ REASONS = (
     _for_crash(
         "no_kernels",
         lambda crash: contains(crash.message, NO_KERNELS),
-        "this torch is not built for this GPU: `headway doctor` names a build that is",
+        "this torch build does not support this GPU: `headway doctor` prints one that does",
     ),
     _for_crash(
         "shared_memory_full",
-        # the whole traceback: that of a loader worker is in it
+        # the whole traceback includes that of a loader worker
         lambda crash: (
             contains(crash.traceback, SHARED_MEMORY_FULL)
             or (contains(crash.message, [DISK_FULL]) and contains(crash.traceback, [NEW_SEMAPHORE]))
         ),
-        "/dev/shm is full, through which loader workers pass batches: start the container with "
-        "`docker run --shm-size=8g`, in Kubernetes mount an emptyDir of medium Memory at /dev/shm; "
-        "or use num_workers=0",
+        "/dev/shm, which loader workers use to pass batches, is full: start the container with "
+        "`docker run --shm-size=8g`, mount an emptyDir of medium Memory at /dev/shm in Kubernetes, "
+        "or set num_workers=0",
     ),
     _for_crash(
         "wrapped_model",
         lambda crash: crash.kind == "AttributeError" and contains(crash.message, WRAPPED_MODEL),
-        "with several ranks the prepared model is wrapped: its own attributes are those of "
+        "with several ranks, the prepared model is wrapped: access its attributes with "
         "accelerator.unwrap_model(model)",
     ),
     _for_crash(
         "no_input",
         lambda crash: crash.kind == "EOFError" and contains(crash.message, NO_INPUT),
-        "of the ranks only rank 0 has the standard input: pass the answer as an argument of the "
-        "script, or ask under `if accelerator.is_main_process:`",
+        "only rank 0 can read standard input: pass the value as an argument of the script, or call "
+        "input() under `if accelerator.is_main_process:`",
     ),
     _for_crash(
         "module_not_found",
         lambda crash: crash.kind == "ModuleNotFoundError",
-        "a package: install it for the Python of this launch, `{installer} {module}`, "
-        "or launch from the environment that has it; a file of yours: put its folder on PYTHONPATH",
+        "for a package: install it for this launch's Python, `{installer} {module}`, or launch "
+        "from the environment that contains it; for your own file: add its folder to PYTHONPATH",
     ),
     _for_crash(
         "file_not_found",
         lambda crash: crash.kind == "FileNotFoundError" and ": '/" not in crash.message,
-        "a relative path begins in the folder of the launch, not in the script's: pass an absolute "
-        "one, or use `pathlib.Path(__file__).parent`",
+        "relative paths start in the working directory, not in the script's folder: pass an "
+        "absolute path, or use `pathlib.Path(__file__).parent`",
     ),
     _for_crash("no_process", lambda crash: contains(crash.message, NO_THREAD), MORE_PROCESSES),
     _for_crash(
         "out_of_memory",
         lambda crash: crash.kind == "MemoryError" or contains(crash.message, OUT_OF_CPU_MEMORY),
-        "this process's memory is full, or at a limit (`ulimit -v`): use fewer processes, "
+        "the machine is out of memory, or a limit (`ulimit -v`) is reached: use fewer processes, "
         "loader workers or samples on this machine",
     ),
     _for_crash(
@@ -162,7 +162,7 @@ REASONS = (
         lambda crash: crash.kind == DEBUGGER_LEFT.text,
         "pass --debug-rank RANK to attach the terminal to one rank; on the others breakpoint() and "
         "pdb.set_trace() do nothing; exit the debugger with c, not with q",
-        ": its debugger was left, or found no terminal to read from",
+        ": its debugger was quit, or has no terminal to read from",
     ),
     Reason(
         "loader_worker_killed",
@@ -173,65 +173,65 @@ REASONS = (
     _for_crash(
         "error_in_headway",
         lambda crash: crash.is_from_headway,
-        "check the script's call that leads there; if it is right, this is an error in Headway: "
+        "check the script's call in the traceback; if it is correct, this is a bug in Headway: "
         "report it with the traceback",
-        ", raised in a file of Headway",
+        ", raised inside Headway",
     ),
     _for_crash("exception", lambda _: True, "fix the script at the line the traceback points to"),
     Reason(
         "left_without_exit",
         lambda seen: seen.code == 0,
-        "{rank} left by os._exit(0) while the others were still running",
+        "{rank} exited by os._exit(0) while other ranks were still running",
         "run every rank to completion, or call sys.exit()",
     ),
     Reason(
         "did_not_stop",
         lambda seen: seen.code == -signal.SIGKILL and seen.killed_after_s is not None,
-        "{rank} was asked to stop, and did not",
-        "look at where the ranks are with `headway stack` before you stop the run; ranks wait for "
-        "ever where one calls accelerator.checkpoint() and another does not",
+        "{rank} did not stop when requested",
+        "before you stop a run, print the ranks' stacks with `headway stack`; ranks hang if only "
+        "some of them call accelerator.checkpoint()",
     ),
     Reason(
         "killed",
         lambda seen: seen.code == -signal.SIGKILL,
-        "{rank} was ended by {signal}{memory_kills}",
+        "{rank} was killed by {signal}{memory_kills}",
         _OOM_KILL_FIX,
     ),
     Reason(
         "segmentation_fault",
         lambda seen: seen.code == -signal.SIGSEGV,
-        "{rank} was ended by {signal}",
-        "the stack above names the native code; a mismatched wheel is the usual cause",
+        "{rank} was killed by {signal}",
+        "the stack above shows the call into native code; the usual cause is a mismatched wheel",
     ),
     Reason(
         "signal_passed_on",
         lambda seen: seen.is_forwarded,
-        "{rank} was ended by {signal}",
-        "the launcher received {signal} and passed it on to the ranks: handle it in the script, by "
-        "accelerator.checkpoint() (SIGTERM, SIGUSR1) or a handler of signal.signal",
+        "{rank} was killed by {signal}",
+        "the launcher received {signal} and forwarded it to the ranks: handle it in the script by "
+        "accelerator.checkpoint() (SIGTERM, SIGUSR1) or signal.signal()",
     ),
     Reason(
         "signal",
         lambda seen: seen.code < 0,
-        "{rank} was ended by {signal}",
+        "{rank} was killed by {signal}",
         "check its output above; if it printed nothing, another process sent the signal",
     ),
     Reason(
         "left_by_exit",
         lambda seen: seen.exited_silently,
-        "{rank} ended with exit code {code}, by os._exit() or outside of Python code",
+        "{rank} exited with code {code}, by os._exit() or outside of Python code",
         "raise an exception instead of calling os._exit(), which reports nothing",
     ),
     Reason(
         "exit_message",
         lambda seen: bool(seen.message),
-        "{rank} ended with exit code {code}: {message}",
+        "{rank} exited with code {code}: {message}",
         "check its output above",
     ),
     Reason(
         "exit_code",
         lambda seen: True,
-        "{rank} ended with exit code {code}",
+        "{rank} exited with code {code}",
         "check its output above; if it printed nothing, raise an exception instead of sys.exit()",
     ),
 )
@@ -251,18 +251,18 @@ _CONNECTION_ERRORS = (  # exceptions of Python, requests, urllib3 and httpx, by 
 
 
 def is_transient(evidence: Evidence) -> bool:
-    """Return whether a restart may help: memory, a disk, a connection, or no exception at all."""
+    """Return whether a restart may help: a memory, disk or connection error, or no exception."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
         return True
     if crash.kind in _CONNECTION_ERRORS or is_communication_error(crash):
         return True
-    # the text: a loader worker and another rank send it without the error's number
+    # by text: errors from loader workers and other ranks have no errno
     return contains(f"{crash.message}\n{crash.traceback}", DISK_FAILED)
 
 
 def find_reason(evidence: Evidence) -> Reason:
-    """Return the first reason that matches; the last one always does."""
+    """Return the first matching reason; the last reason always matches."""
     return next(reason for reason in REASONS if reason.matches(evidence))
 
 
@@ -292,17 +292,17 @@ def _is_broken_pipe(seen: Evidence) -> bool:
 
 def _has_lost_loader_worker(seen: Evidence) -> bool:
     texts = LOADER_WORKER_ENDED if seen.memory_kills else LOADER_WORKER_KILLED
-    # the whole traceback: torch mostly raises another exception from the one that says why
+    # the whole traceback: torch usually raises another exception from the relevant one
     return seen.crash is not None and contains(seen.crash.traceback, texts)
 
 
 def is_out_of_memory(crash: Crash) -> bool:
-    """Return whether a device was full: torch's class on CUDA, its message for MPS."""
+    """Return whether a device ran out of memory: by class on CUDA, by message on MPS."""
     return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
 
 
 def is_communication_error(crash: Crash) -> bool:
-    """Return whether it is an error of gloo or NCCL, which may be due to what another rank does."""
+    """Return whether gloo or NCCL failed, possibly because of another rank."""
     if crash.kind in [error.text for error in COMMUNICATION_ERRORS]:
         return True
     is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch

@@ -1,8 +1,8 @@
-"""The socket on which a launcher answers `headway stack` and `top` of the same user.
+"""The socket on which a launcher answers the same user's `headway stack` and `headway top`.
 
-On Linux its name is in the abstract namespace: it needs no folder, nobody can put a file in its
-place, and the kernel removes it with the launcher. Both ends ask the kernel who the other one is.
-Elsewhere it is a file in a folder that only its owner may enter.
+On Linux, its address is in the abstract namespace: it needs no folder, no file can replace it, and
+the kernel removes it when the launcher exits. Both ends verify the user of their peer. On other
+systems, the socket is a file in a folder that only its owner can access.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from headway.launcher.diagnosis.stacks import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"
-_TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
-_REQUEST_TIMEOUT_S = 1.0  # from the connection to the request; meanwhile all others wait
+_TIMEOUT_S = 5.0  # per message, without the time to prepare the answer
+_REQUEST_TIMEOUT_S = 1.0  # from connection to request; other clients wait
 _RETRY_DELAY_S = 0.1
 _MAX_REQUEST = 4096  # bytes
 _NO_FIGURES: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
@@ -34,13 +34,13 @@ _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
 class ActiveRun(NamedTuple):
-    pid: int  # of its launcher
+    pid: int  # of the launcher
     program: str
     num_processes: int  # on this machine
     machine_rank: int
     num_machines: int
     began_at: float  # seconds since the epoch
-    is_suspended: bool = False  # its launcher, which then reports only its pid
+    is_suspended: bool = False  # then only the pid is known
 
     @property
     def ranks(self) -> str:
@@ -50,13 +50,13 @@ class ActiveRun(NamedTuple):
 
 
 class RunSocket:
-    """Answers requests in order, in a dedicated thread, until `close`."""
+    """Answers requests in order in a dedicated thread until `close`."""
 
     def __init__(self, run: ActiveRun) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
-        """Returns where the ranks are."""
+        """Returns the positions of the ranks."""
         self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
-        """Returns the step metrics of the ranks, for JSON."""
+        """Returns the step metrics of the ranks as JSON objects."""
         self._run = run
         self._is_closing = False
         self._address = _new_address()
@@ -74,7 +74,7 @@ class RunSocket:
         self._is_closing = True
         with suppress(OSError):  # wakes the thread on Linux
             self._socket.shutdown(socket.SHUT_RDWR)
-        if not _HAS_ABSTRACT_NAMES:  # elsewhere that takes a connection
+        if not _HAS_ABSTRACT_NAMES:  # other systems need a connection for that
             with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as waking:
                 waking.connect(self._address)
         self._thread.join()
@@ -86,7 +86,7 @@ class RunSocket:
         while not self._is_closing:
             try:
                 self._answer(self._socket.accept()[0])
-            except OSError:  # too many open files, or the end
+            except OSError:  # too many open files, or `close`
                 if not self._is_closing:
                     time.sleep(_RETRY_DELAY_S)
 
@@ -105,13 +105,13 @@ class RunSocket:
 
 
 def list_runs() -> list[ActiveRun]:
-    """Return this user's launches on this machine that have a launcher, the oldest first."""
+    """Return this user's active runs on this machine, oldest first."""
     runs = [run for address in _addresses() if (run := _run_at(address))]
     return sorted(runs, key=lambda run: run.began_at)
 
 
 def _run_at(address: str) -> ActiveRun | None:
-    """Return the launch whose launcher has this address; None for one that does not answer."""
+    """Return the run at this address, or None if its launcher does not answer."""
     try:
         return _request(address, {}, _TIMEOUT_S)[0]
     except _NoAnswer as no_answer:
@@ -119,18 +119,18 @@ def _run_at(address: str) -> ActiveRun | None:
 
 
 def _suspended_run(pid: int) -> ActiveRun | None:
-    """Return the launch of a launcher that does not answer; None unless it is suspended."""
+    """Return a run whose launcher does not answer, if it is suspended, else None."""
     if not read_state(pid).is_stopped:
         return None
     return ActiveRun(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
 
 
 class _NoAnswer(Exception):
-    """A launcher of this user has not answered in time; the argument is its pid."""
+    """Raised if a launcher of this user does not answer; the argument is its pid."""
 
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
-    """Return the launcher's report of its ranks, None if it has ended; raises TimeoutError."""
+    """Return a launcher's report on its ranks, or None if it has exited; raises TimeoutError."""
     for address in _addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
@@ -142,7 +142,7 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
 
 
 def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
-    """Return this user's launches on this machine, the oldest first, each with its figures."""
+    """Return this user's active runs on this machine with their figures, oldest first."""
     answers = []
     for address in _addresses():
         try:
@@ -157,7 +157,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
 def _request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
-    """Return what the launcher at `address` answers; None for one of another user."""
+    """Return the run and answer of the launcher at `address`; None for other users' launchers."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
         try:
@@ -170,7 +170,7 @@ def _request(
             return run._replace(pid=_peer(connection)[0] or run.pid), answer
         except TimeoutError:
             raise _NoAnswer(_peer(connection)[0]) from None
-        except (OSError, ValueError, TypeError, KeyError):  # it has ended, or is another version
+        except (OSError, ValueError, TypeError, KeyError):  # exited, or another version
             return None, {}
 
 
@@ -179,8 +179,8 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and user of the process at the other end, as the kernel knows them."""
-    if not _HAS_ABSTRACT_NAMES:  # no other user may enter the folder
+    """Return the pid and user of the peer process, according to the kernel."""
+    if not _HAS_ABSTRACT_NAMES:  # other users cannot access the folder
         return 0, os.geteuid()
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, user, _ = _UCRED.unpack(credentials)
@@ -188,7 +188,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def _new_address() -> str:
-    name = os.urandom(4).hex()  # pids are not unique where containers share a network
+    name = os.urandom(4).hex()  # pids are not unique if containers share a network
     if _HAS_ABSTRACT_NAMES:
         return f"\0{_PREFIX}-{os.geteuid()}-{name}"
     return os.path.join(_create_private_folder(runtime_folder()), name)
@@ -199,7 +199,7 @@ def _addresses() -> list[str]:
         start = f"@{_PREFIX}-{os.geteuid()}-"
         names: set[str] = set()
         with (
-            suppress(OSError),  # some sandboxes have no such file
+            suppress(OSError),  # missing in some sandboxes
             open("/proc/net/unix", encoding="utf-8", errors="replace") as file,
         ):
             names = {line.split()[-1] for line in file}
@@ -211,18 +211,18 @@ def _addresses() -> list[str]:
 
 
 def runtime_folder() -> str:
-    """Return the folder of this user's sockets, where they have no abstract names."""
+    """Return the folder of this user's sockets on systems without abstract names."""
     import tempfile
 
     return os.path.join(tempfile.gettempdir(), f"headway-run-{os.geteuid()}")
 
 
 def _create_private_folder(folder: str) -> str:
-    """Create a folder for this user only; PermissionError if it exists with wider permissions."""
+    """Create a folder for this user only; raises PermissionError if others can access it."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)
     is_open = not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077
     if is_open or status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "is not a folder that only you may enter", folder)
+        raise PermissionError(errno.EPERM, "not a folder, or accessible to other users", folder)
     return folder

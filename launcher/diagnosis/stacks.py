@@ -1,5 +1,6 @@
-"""The position of a process: the stacks and tracebacks that Python prints, parsed, with the user's
-frames apart; and on Linux the kernel's state of its main thread, from /proc.
+"""Parses Python's stacks and tracebacks, and finds the user's frames in them.
+
+On Linux, also reads the state of a process's main thread from /proc.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ _FRAME = re.compile(STACK_FRAME)
 
 
 Stack = tuple[Frame, ...]
-"""The calls of one thread, the most recent last."""
+"""The calls of one thread, most recent call last."""
 
 
 def user_frame(stack: Stack) -> Frame | None:
-    """Return the most recent call in a file outside of all libraries, else the last one."""
+    """Return the most recent call outside of libraries, or else the most recent call."""
     users = [frame for frame in stack if not _is_in_library(frame.file)]
     return users[-1] if users else stack[-1] if stack else None
 
 
 def _is_in_library(file: str) -> bool:
-    # a user's site-packages, or one named in a .pth file, is in none of this Python's own folders
+    # user site-packages, and those named in .pth files, are outside of this Python's folders
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
 
 
 def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
-    """Return the stacks without the launcher's threads, and its calls before the script."""
+    """Return the stacks without the launcher's threads and without its calls before the script."""
     users = [
         tuple(dropwhile(_is_before_the_script, stack))
         for stack in stacks
@@ -64,16 +65,16 @@ def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
 
 
 def is_joining_threads(stacks: Sequence[Stack]) -> bool:
-    """Return whether the script is at its end, and Python joins its non-daemon threads."""
+    """Return whether the script has finished, and Python joins its non-daemon threads."""
     file, function = JOINING_THREADS
     main = stacks[0] if stacks else ()
     return any(frame.function == function and frame.file.endswith(file) for frame in main)
 
 
 def describe_crash(lines: Sequence[str]) -> list[str]:
-    """Return the stack of the thread that crashed, if faulthandler wrote it at the end of `lines`.
+    """Return the crashed thread's stack if faulthandler wrote it at the end of `lines`.
 
-    Source: Python's library reference, faulthandler: calls from the most recent one on.
+    faulthandler writes the most recent call first.
     """
     _, _, report = "\n".join(lines).rpartition(FATAL_ERROR)
     _, found, calls = report.rpartition(CRASHED_THREAD)[2].partition(STACK_HEADER)
@@ -108,8 +109,8 @@ def format_stack(stack: Stack) -> Iterable[str]:
 
 
 class ProcessState(NamedTuple):
-    letter: str = ""  # as in ps(1); empty: not known
-    waits_in: str = ""  # the function of the kernel; empty: in none, or not known
+    letter: str = ""  # as in ps(1); empty: unknown
+    waits_in: str = ""  # a kernel function; empty: none, or unknown
 
     @property
     def is_stopped(self) -> bool:

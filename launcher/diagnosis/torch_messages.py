@@ -1,7 +1,7 @@
-"""The texts of other programs that the launcher recognizes, each with where it was read.
+"""Messages of other programs that the launcher recognizes, each with its source.
 
-Those of "torch 2.13.0" are in its CPU build for Linux; those of NCCL, CUDA and MPS, which that
-build does not hold, were read in torch's source files.
+"torch 2.13.0" refers to the CPU build for Linux. The messages of NCCL, CUDA and MPS, which this
+build does not contain, are from torch's source files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 class Text(NamedTuple):
     text: str
-    source: str  # the program, its version, and the place in it
+    source: str  # program, version and file
 
 
 DEBUGGER_LEFT = Text("BdbQuit", "Python 3.11, Lib/bdb.py: q, or the end of standard input")
@@ -72,7 +72,7 @@ COMMUNICATION_ERRORS = (
     Text("DistStoreError", "torch 2.13.0, torch.distributed.DistStoreError"),
 )
 COMMUNICATION = (
-    Text("/gloo/", "gloo in torch 2.13.0, which puts its source file first"),
+    Text("/gloo/", "gloo in torch 2.13.0: messages start with the source file"),
     Text("Gloo ", "torch 2.13.0, ProcessGroupGloo.cpp: Gloo connectFullMesh failed with"),
     Text("NCCL error", "torch sources, NCCLUtils.hpp"),
     Text("NCCL communicator", "torch sources, ProcessGroupNCCL.cpp"),
@@ -81,7 +81,7 @@ COMMUNICATION = (
     Text("Connection closed by peer", "gloo in torch 2.13.0, transport/tcp/pair.cc"),
 )
 EQUAL_SIZE_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "allreduce")
-"""Names in torch 2.13.0's flight recorder of collectives with inputs of one size on all ranks."""
+"""Collectives with equal input sizes on all ranks, as named in torch 2.13.0's flight recorder."""
 
 RANK_PREFIX = Text(
     "[rank{rank}]:", "torch 2.13.0, distributed/distributed_c10d.py and _logging/_internal.py"
@@ -91,10 +91,10 @@ RANK_PREFIX = Text(
 STACK_HEADER = "(most recent call first)"
 STACK_FRAME = r'  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<function>.*)'  # no comma there
 FATAL_ERROR = "Fatal Python error: "
-CRASHED_THREAD = "Current thread"  # where all threads are shown
-CODE_OF_DASH_C = "<string>"  # the file name of what `python -c` runs
+CRASHED_THREAD = "Current thread"  # if all threads are shown
+CODE_OF_DASH_C = "<string>"  # the file name of the code of `python -c`
 
-# Python 3.11, Lib/threading.py: what the main thread calls at the end, to join the others
+# Python 3.11, Lib/threading.py: called by the main thread at exit to join other threads
 JOINING_THREADS = ("threading.py", "_shutdown")
 
 # Linux, proc(5): a field of /proc/PID/status
@@ -105,7 +105,7 @@ STATES = {
     "D": "waiting for a device or a file system",
     "T": "stopped",
     "t": "stopped by a debugger",
-    "Z": "ended, and not yet reaped",
+    "Z": "exited, not yet reaped",
 }
 STOPPED_STATES = ("T", "t")
 

@@ -1,4 +1,4 @@
-"""Reads the records that the ranks send, and asks where they are when the run seems to hang."""
+"""Reads the ranks' records, and requests their stacks if the run seems to hang."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, rank_status
 from headway.launcher.diagnosis.stacks import read_state
 
-_ANSWER_TIMEOUT_S = 3.0  # a rank; more than its thread needs on a busy machine
-_SUSPENSION_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
+_ANSWER_TIMEOUT_S = 3.0  # sufficient for a rank's thread on a busy machine
+_SUSPENSION_S = 1.0  # a select() this much too long means that Ctrl-Z stopped this process
 _POLL_S = 0.02
-NO_GROUP_AFTER_S = 60  # after its start, a run whose ranks have no process group is judged
-_ASK_INTERVAL_S = 10.0  # at most, of ranks under `hang_timeout`
+NO_GROUP_AFTER_S = 60  # from the start to the check whether ranks joined a process group
+_ASK_INTERVAL_S = 10.0  # the longest with a `hang_timeout`
 _READ_SIZE = 65536
-_MAX_READ = 2**20  # bytes of one channel at a time, more than it usually holds
-_MAX_INVALID = 100  # lines of one rank; then nothing more that it sends is looked at
+_MAX_READ = 2**20  # bytes per read of a channel; more than its usual capacity
+_MAX_INVALID = 100  # lines of one rank; afterwards its records are ignored
 
 
 class Watch:
-    """One thread that reads the ranks' status channels until `close`.
+    """Reads the ranks' status channels in one thread until `close`.
 
-    A run hangs if no rank has reported progress or written output for `hang_timeout_s`; None: none
-    does. Progress is a step, another phase, a collective, an import, a start or an end.
+    A run hangs if no rank reports progress or writes output for `hang_timeout_s`; None disables
+    the check. Progress is a step, a new phase, a collective, an import, a start or an exit.
 
-    `last_output_at` returns when a rank last wrote any output, on the monotonic clock;
-    `note_figures` is called by the thread that reads.
+    `last_output_at` returns the time of the last output of any rank on the monotonic clock. The
+    reading thread calls `note_figures`.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Watch:
         self._last_output_at = last_output_at
         self._note_figures = note_figures
         self._ranks: dict[int, RankChannel] = {}  # of this attempt
-        self._num_starting = 0  # ranks that are not all ready yet
-        self._group_check_at = inf  # when it is looked at whether they know of each other
+        self._num_starting = 0  # 0 once all ranks are ready
+        self._group_check_at = inf  # the time to check whether the ranks joined a group
         self._progress_at = time.monotonic()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -79,7 +79,7 @@ class Watch:
         self._thread.start()
 
     def begin_attempt(self, num_ranks: int) -> None:
-        """Forget the ranks of the last attempt; the next one has so many on this machine."""
+        """Replace the last attempt's ranks; the new one has `num_ranks` on this machine."""
         with self._lock:
             self._ranks.clear()
             self._num_starting, self._group_check_at = num_ranks, inf
@@ -88,7 +88,7 @@ class Watch:
             self._progress_at = time.monotonic()
 
     def add(self, rank: int, pid: int, channel: int) -> None:
-        """Read a new rank's channel, which is closed when it ends."""
+        """Read a new rank's channel, which is closed when the rank exits."""
         os.set_blocking(channel, False)
         with self._lock:
             note_figures = partial(self._note_figures, rank)
@@ -98,10 +98,10 @@ class Watch:
         self._wake()
 
     def end(self, rank: int, code: int) -> list[Crash | ScriptEnd]:
-        """Close an ended rank's channel, keep its collectives, and return its reported ends."""
+        """Close an exited rank's channel, keep its collectives, and return its reported ends."""
         with self._lock:
             ended = self._ranks.get(rank)
-            if ended is None:  # a signal came before it was added
+            if ended is None:  # a signal arrived before `add`
                 return []
             if ended.code is None:
                 ended.read()
@@ -120,7 +120,7 @@ class Watch:
         return any(end.code not in (0, STOPPED_AND_SAVED) and end.time < since for end in ends)
 
     def begin_stop(self) -> None:
-        """Look for no hang any more, and ask the ranks whether they have anything left to do."""
+        """Stop looking for hangs, and ask the ranks whether they have unfinished work."""
         self._is_stopping = True
         with self._lock:
             for rank in self._ranks.values():
@@ -128,23 +128,23 @@ class Watch:
         self._ask_all()
 
     def may_be_killed(self, rank: int) -> bool:
-        """Return whether a rank has answered that it has nothing to do before it ends."""
+        """Return whether a rank has reported that it has no unfinished work."""
         return rank in self._ranks and self._ranks[rank].may_be_killed
 
     def ask(self) -> None:
-        """Have all ranks' stacks printed, by the thread; may be called from a signal handler."""
+        """Request that the thread prints all stacks; may be called from a signal handler."""
         self._is_asked = True
         self._wake()
 
     def step(self) -> int:
-        """Return the training's last step that a rank of this attempt has reported; 0: none has."""
+        """Return the last training step that this attempt has reported, or 0."""
         with self._lock:
             known = self._ranks.values()
             return max((row.step for row in known if row.has_global_steps), default=0)
 
     def last_progress(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""
-        # without the lock: its holder may wait for the thread that calls this, to send figures
+        # without the lock: its holder may wait for this thread in order to send figures
         furthest = max(self._ranks.copy().values(), key=lambda rank: rank.step, default=None)
         if furthest is None or not furthest.step:
             return ""
@@ -154,21 +154,21 @@ class Watch:
         with self._lock:
             return any(rank.will_save for rank in self._ranks.values())
 
-    def kept(self) -> list[OutputPath]:
-        """Return where the ranks of this attempt keep something, the first one of each kind."""
-        first: dict[str, OutputPath] = {}
+    def kept(self) -> list[Kept]:
+        """Return the locations of files kept by this attempt; the first for each kind."""
+        first: dict[str, Kept] = {}
         with self._lock:
             for rank in self._ranks.values():
                 first = rank.kept | first
         return [*first.values()]
 
     def statuses(self) -> list[RankStatus]:
-        """Ask the running ranks where they are, for up to three seconds; return all of them."""
+        """Request the positions of running ranks, wait up to 3 s, and return all statuses."""
         with self._lock:
             ranks = [rank for _, rank in sorted(self._ranks.items())]
         self._ask_all()
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-        # other threads may use the ranks meanwhile
+        # without the lock, so that other threads can use the ranks
         while any(rank.is_silent for rank in ranks) and time.monotonic() < deadline:
             if self._is_closing:
                 break
@@ -178,7 +178,7 @@ class Watch:
             return [rank.status for rank in ranks]
 
     def describe(self) -> str:
-        """Return where the ranks are, for a person; takes seconds if one does not answer."""
+        """Return the formatted positions of all ranks; takes seconds if a rank does not answer."""
         progress_at = self._progress_at
         statuses = self.statuses()
         now = time.monotonic()
@@ -198,7 +198,7 @@ class Watch:
         os.write(self._wake_write, b"\0")
 
     def _unregister(self, fd: int) -> None:
-        with suppress(KeyError):  # the rank closed its end before
+        with suppress(KeyError):  # the rank has already closed its end
             self._selector.unregister(fd)
 
     def _ask_all(self) -> None:
@@ -254,7 +254,7 @@ class Watch:
         if not self._is_stalled(self._timeout_s):
             return
         statuses = self.statuses()
-        if self._is_stalled(self._timeout_s):  # also while the ranks were asked
+        if self._is_stalled(self._timeout_s):  # no progress during the request either
             log(f"no progress for {self._timeout_s} s{hang.describe_stacks(statuses)}")
             self.hang = Hang(tuple(statuses), self._timeout_s)
 
@@ -275,28 +275,28 @@ class RankChannel:
         self._note_figures = note_figures
         self.fd = channel
         self.is_closed = False  # by the rank
-        self.code: int | None = None  # of its process, once that has ended
-        self.ends: list[Crash | ScriptEnd] = []  # as it reported them
+        self.code: int | None = None  # of the process; None while running
+        self.ends: list[Crash | ScriptEnd] = []  # as reported
         self.is_asked = False  # and has not answered yet
-        self.will_save = False  # once it is asked to stop
-        self.may_be_killed = False  # as of its last answer
-        self.kept: dict[str, OutputPath] = {}  # the last of each kind
+        self.will_save = False  # when requested to stop
+        self.may_be_killed = False  # according to its last answer
+        self.kept: dict[str, Kept] = {}  # the last record of each kind
         self._pid = pid
         self._reader = RecordReader()
-        self._num_invalid = 0  # lines on its channel
-        self.is_ready = False  # to be asked
+        self._num_invalid = 0  # lines on the channel
+        self.is_ready = False  # to answer requests
         self._answer: StatusReply | None = None
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
-        self._figures: Figures | None = None  # the last ones, or how far it has been since
+        self._figures: Figures | None = None  # the last ones, updated with later progress
 
     def read(self) -> bool:
-        """Read what has come, up to a limit; return whether it shows progress."""
+        """Read the available data up to a limit; return whether it shows progress."""
         if self.code is not None:
             return False
         sent = self._read_available()
         shows_progress = False
-        if self._num_invalid < _MAX_INVALID:  # else still read: the rank must not wait for it
+        if self._num_invalid < _MAX_INVALID:  # read anyway, so that the rank never blocks
             for record in self._reader.read(sent):
                 shows_progress |= self._store(record)
                 if self._num_invalid == _MAX_INVALID:
@@ -320,8 +320,8 @@ class RankChannel:
             self._num_invalid += 1
             if self._num_invalid == 1:
                 log(
-                    f"note: rank {self.rank} wrote to the launcher's status channel; ignored, "
-                    f"as it is not a record: {record.reason}"
+                    f"note: ignored invalid data that rank {self.rank} wrote to the launcher's "
+                    f"status channel: {record.reason}"
                 )
         elif isinstance(record, RankReady):
             self.is_ready = True
@@ -357,13 +357,13 @@ class RankChannel:
         return before is not None and _progress_key(answer) != _progress_key(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
-        """Record steps that the rank's figures have not reported."""
+        """Add steps that are missing in the rank's figures."""
         if self._figures is not None and progress.step > self._figures.step:
             self._figures = self._figures.empty_at(progress.step, progress.loss)
             self._note_figures(self._figures)
 
     def ask(self) -> None:
-        """Ask where the rank is, unless it has not answered the last question yet."""
+        """Request the rank's position, unless a request is pending."""
         if self.code is None and self.is_ready and not self.is_asked:
             with suppress(OSError):
                 os.write(self.fd, b"?")
@@ -371,7 +371,7 @@ class RankChannel:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered yet; a script that closes all descriptors cannot."""
+        """Whether an answer is pending; ranks with closed channels cannot answer."""
         return self.code is None and self.is_asked and not self.is_closed
 
     @property
@@ -399,6 +399,6 @@ class RankChannel:
 
 
 def _progress_key(answer: StatusReply) -> object:
-    """Return what differs from answer to answer of a rank that makes progress."""
-    progress = answer.progress  # whose loss may be nan, which differs from itself
+    """Return a value that changes between answers if the rank makes progress."""
+    progress = answer.progress  # without its loss: nan differs from itself
     return answer.groups, progress.step, progress.phase, answer.num_modules

@@ -108,7 +108,7 @@ def test_the_exit_code_of_a_rank_is_the_jobs(slurm: Slurm) -> None:
     job = slurm.submit(launch("--cpu", script(text)) + "\necho code $?", "--nodes=2")
     output = job.wait()
     assert codes(output) == [42]
-    assert output.count("rank 1 of 2 ended with exit code 42") == 1  # by machine 0
+    assert output.count("rank 1 of 2 exited with code 42") == 1  # by machine 0
     assert output.count("as machine 0 reports") == 1
 
 

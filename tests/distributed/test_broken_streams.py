@@ -68,7 +68,7 @@ def test_a_failure_is_acted_on_while_stdout_is_not_read() -> None:
         assert process.stderr is not None
         errors = process.stderr.read()  # to its end, while stdout is still not read
         assert process.wait(timeout=120) == 7
-    assert "rank 1 of 2 ended with exit code 7" in errors
+    assert "rank 1 of 2 exited with code 7" in errors
     assert "stdout was not read" in errors
     assert Path("saved").exists()
     (log,) = Path("logs").glob("*/rank_0_*")
@@ -125,7 +125,7 @@ def test_a_reader_of_stdout_that_goes_away_ends_the_run_with_one_line(
         assert process.stderr is not None
         assert "x" * 1000 in process.stdout.readline()
         process.stdout.close()
-        assert process.stderr.read() == "headway: the reader of stdout went away\n"
+        assert process.stderr.read() == "headway: the reader of stdout disconnected\n"
         assert process.wait(timeout=120) == code
 
 

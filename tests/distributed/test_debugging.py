@@ -149,7 +149,7 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
         screen.expect_exact("(Pdb) ")
         assert [rank["tty"] for rank in seen()] == [False, True, False]
         process_of_this_test(int(str(seen()[1]["pid"]))).kill()
-        screen.expect_exact("\nerror: rank 1 of 3 was ended by SIGKILL")
+        screen.expect_exact("\nerror: rank 1 of 3 was killed by SIGKILL")
         assert process.wait(timeout=120) == 137
         assert is_default_handler(screen)
 

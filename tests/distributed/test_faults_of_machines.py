@@ -77,7 +77,7 @@ CUT_S = TIMEOUT_S + _SLACK_S
 FAULTS = [
     Fault("launcher 1 is killed", lambda _, both: both[1].kill(), (4, -9), (LOST_1 + ENDED, "")),
     Fault("launcher 0 is killed", lambda _, both: both[0].kill(), (-9, 4), ("", LOST_0 + ENDED)),
-    Fault("a rank is killed", kill_a_rank, (137, 137), ("rank 1 of 2 was ended by SIGKILL",) * 2),
+    Fault("a rank is killed", kill_a_rank, (137, 137), ("rank 1 of 2 was killed by SIGKILL",) * 2),
     Fault(
         "the link is cut both ways",
         *(lambda net, _: net.cut(2), (4, 4), (LOST_1 + SILENT, LOST_0 + SILENT), CUT_S),

@@ -65,4 +65,4 @@ def test_the_rank_whose_gpu_is_full_is_named_with_what_to_do(ranks: int) -> None
     done = launch("--num-processes", str(ranks), "--supervise", script(FILL), code=1)
     rank = "rank 0" if ranks == 1 else "rank 1 of 2"
     assert f"{rank} failed with torch.OutOfMemoryError" in done.stderr
-    assert "make the batch smaller" in done.stderr
+    assert "reduce the batch size" in done.stderr

@@ -254,7 +254,7 @@ def test_a_segmentation_fault_shows_its_stack() -> None:
     text = "import ctypes, os\nif os.environ['RANK'] == '1':\n    ctypes.string_at(0)  # crash\n"
     done = launch("--cpu", "--num-processes", "2", script(text, "train.py"))
     assert done.returncode == 139
-    assert "error: rank 1 of 2 was ended by SIGSEGV" in done.stderr
+    assert "error: rank 1 of 2 was killed by SIGSEGV" in done.stderr
     assert "Segmentation fault, most recent call last:" in done.stderr
     assert f'File "{Path.cwd() / "train.py"}", line 3, in <module>' in done.stderr
 

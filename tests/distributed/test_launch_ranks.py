@@ -178,7 +178,7 @@ def test_ranks_are_restarted_together_in_one_line_and_each_has_a_log_for_each_at
     assert files.keys() == {f"rank_{r}_attempt_{a}.log" for r in (0, 1) for a in (0, 1)}
     assert sorted(files["rank_1_attempt_1.log"].splitlines()) == ["attempt 1", "err"]
     assert [line for line in done.stderr.splitlines() if "restart" in line] == [
-        "headway: rank 1 of 2 ended with exit code 3; restart 1 of 2"
+        "headway: rank 1 of 2 exited with code 3; restart 1 of 2"
     ]
 
 
@@ -251,7 +251,7 @@ def test_a_users_signal_that_ends_a_rank_is_named_as_one_that_the_launcher_recei
     wait_for_pids("pid_*", 2)
     process.send_signal(signal.SIGUSR1)
     _, errors = finished(process, 128 + signal.SIGUSR1)
-    assert "fix:  the launcher received SIGUSR1 and passed it on to the ranks" in errors
+    assert "fix:  the launcher received SIGUSR1 and forwarded it to the ranks" in errors
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:

@@ -306,7 +306,7 @@ def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
         Path("fail").touch()
         Path("end_1").touch()
         _, errors = finished(other, 3)
-        assert "rank 1 of 2 ended with exit code 3" in errors
+        assert "rank 1 of 2 exited with code 3" in errors
 
 
 def test_a_stop_signal_ends_a_machine_that_waits_for_a_suspended_machine_0_to_finish() -> None:

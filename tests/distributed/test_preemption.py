@@ -203,7 +203,7 @@ def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(
     one_rank(job, 1, signal.SIGKILL)
     code, text = ended(process)
     assert code == 128 + signal.SIGKILL
-    assert "rank 1 of 2 was ended by SIGKILL" in text
+    assert "rank 1 of 2 was killed by SIGKILL" in text
     assert "error: " in text
 
 

@@ -43,7 +43,7 @@ def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(
     process.send_signal(number)
     out, errors = process.communicate(timeout=50)  # before the delay is over
     assert (out, process.returncode) == ("tried\n", code)
-    assert f"headway: {by} before restart 1 of 1; rank 0 ended with exit code 7\n" in errors
+    assert f"headway: {by} before restart 1 of 1; rank 0 exited with code 7\n" in errors
 
 
 KILLING = """
@@ -61,14 +61,14 @@ def test_a_fork_server_that_was_killed_is_started_again_where_restarts_are_left(
     done = launch(*words, "--max-restarts", "1", script(KILLING))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
-    assert "the process that starts the ranks was ended by SIGKILL; restart 1 of 1" in done.stderr
+    assert "the process that starts the ranks was killed by SIGKILL; restart 1 of 1" in done.stderr
 
 
 def test_a_fork_server_that_was_killed_ends_a_run_without_restarts_which_says_so() -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(KILLING))
     assert done.returncode == 137
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the process that starts the ranks was ended by SIGKILL" in report
+    assert "the process that starts the ranks was killed by SIGKILL" in report
 
 
 PRELOADED = """
@@ -118,7 +118,7 @@ def test_a_fork_server_that_was_killed_before_it_started_a_rank_counts_too(
     assert process.returncode == code, errors
     expected = {"[0] done", "[1] done"} if restarts == "1" else set()
     assert expected <= {*out.splitlines()}  # the server may have started a rank before
-    assert "the process that starts the ranks was ended by SIGKILL" in errors
+    assert "the process that starts the ranks was killed by SIGKILL" in errors
     assert not survivors()
 
 
@@ -299,6 +299,6 @@ def test_a_rank_that_has_nothing_to_do_after_anothers_failure_is_killed_at_once(
     how: str, is_awaited: bool
 ) -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(VICTIM), how)
-    assert "rank 1 of 2 ended with exit code 3" in done.stderr
+    assert "rank 1 of 2 exited with code 3" in done.stderr
     assert ("rank 0 was killed, still stopping after 5 s" in done.stderr) == is_awaited
     assert ("told" in done.stdout) == (how in ("before", "after"))

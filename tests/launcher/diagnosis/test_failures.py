@@ -49,7 +49,7 @@ def test_control_characters_of_a_script_are_shown_as_text_in_one_line() -> None:
     assert len(found.cause) < 250
     assert "rank 2 failed with Worse\\r\\x07" in found.aftermath
     left = failure(ended(1, 3, 2.0, message="no\ndata\x1b[2J"))
-    assert left.cause == "rank 1 of 4 ended with exit code 3: no\\ndata\\x1b[2J"
+    assert left.cause == "rank 1 of 4 exited with code 3: no\\ndata\\x1b[2J"
 
 
 def test_the_text_of_an_exit_is_told_once() -> None:
@@ -62,7 +62,7 @@ def test_the_text_of_an_exit_is_told_once() -> None:
 
 def test_a_rank_that_left_with_a_code_of_its_own_is_blamed_before_one_that_left_with_0() -> None:
     found = failure(ended(0, 0, 1.5), ended(1, 7, 1.6, exited_silently=True))  # exec'ed programs
-    assert found.cause.startswith("rank 1 of 4 ended with exit code 7")
+    assert found.cause.startswith("rank 1 of 4 exited with code 7")
     assert found.exit_code == 7
 
 
@@ -89,15 +89,15 @@ NO_SPACE = "[Errno 28] No space left on device"
         ("AttributeError", "'Net' object has no attribute 'w'", "fix the script at the line"),
         ("EOFError", "EOF when reading a line", "as an argument"),
         ("EOFError", "Ran out of input", "fix the script at the line"),
-        ("FileNotFoundError", "data/x.txt", "in the folder of the launch"),
+        ("FileNotFoundError", "data/x.txt", "start in the working directory"),
         ("FileNotFoundError", f"{os.strerror(2)}: '/data/x'", "fix the script at the line"),
         ("ModuleNotFoundError", "No module named 'a.b'", "-m pip install a`"),
         ("ModuleNotFoundError", "No module named 'yaml.reader'", "-m pip install pyyaml`"),
         ("RuntimeError", "can't start new thread", "pids.max"),
         ("BlockingIOError", f"[Errno 11] {os.strerror(errno.EAGAIN)}", "ulimit -u"),
-        ("MemoryError", "", "this process's memory"),
-        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "this process's memory"),
-        ("OutOfMemoryError", "CUDA out of memory", "batch smaller"),
+        ("MemoryError", "", "is out of memory"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "is out of memory"),
+        ("OutOfMemoryError", "CUDA out of memory", "reduce the batch size"),
         ("AssertionError", "Torch not compiled with CUDA enabled", "accelerator.device"),
         ("AttributeError", "module 'a' has no attribute '_cuda_setDevice'", "accelerator.device"),
         ("AcceleratorError", "CUDA error: no kernel image is available for", "headway doctor"),
@@ -112,7 +112,7 @@ def test_a_known_exception_has_a_fix_of_its_own(kind: str, message: str, fix: st
 
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
-    assert found.cause == "rank 2 of 4 left by os._exit(0) while the others were still running"
+    assert found.cause == "rank 2 of 4 exited by os._exit(0) while other ranks were still running"
     assert found.exit_code == 1
     fine = ended(1, 0, 1.0, exited_silently=False)
     elsewhere = failure(ended(2, 0, 1.5), fine, silent_fails=True)
@@ -177,31 +177,31 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
 @pytest.mark.parametrize(
     ("end", "memory_kills", "name", "words", "fix"),
     [
-        (ended(1, 3, 1), 2, "exit_code", "ended with exit code 3", "its output"),
+        (ended(1, 3, 1), 2, "exit_code", "exited with code 3", "its output"),
         (
             ended(1, 3, 1, exited_silently=True),
-            *(0, "left_by_exit", "ended with exit code 3, by os._exit() or outside of Python code"),
+            *(0, "left_by_exit", "exited with code 3, by os._exit() or outside of Python code"),
             "raise an exception",
         ),
-        (ended(1, 1, 1, message="x"), 0, "exit_message", "ended with exit code 1: x", "its output"),
-        (ended(1, -11, 1), 0, "segmentation_fault", "was ended by SIGSEGV", "native code"),
+        (ended(1, 1, 1, message="x"), 0, "exit_message", "exited with code 1: x", "its output"),
+        (ended(1, -11, 1), 0, "segmentation_fault", "was killed by SIGSEGV", "native code"),
         (
             ended(1, -10, 1),
             0,
             "signal_passed_on",
-            "was ended by SIGUSR1",
-            "passed it on to the ranks",
+            "was killed by SIGUSR1",
+            "forwarded it to the ranks",
         ),
-        (ended(1, -12, 1), 0, "signal", "was ended by SIGUSR2", "another process sent the signal"),
-        (ended(1, -9, 1), 0, "killed", "was ended by SIGKILL", "OOM killer (`dmesg`"),
-        (ended(1, -9, 1), 2, "killed", f"was ended by SIGKILL{KILLS}", "processes"),
+        (ended(1, -12, 1), 0, "signal", "was killed by SIGUSR2", "another process sent the signal"),
+        (ended(1, -9, 1), 0, "killed", "was killed by SIGKILL", "OOM killer (`dmesg`"),
+        (ended(1, -9, 1), 2, "killed", f"was killed by SIGKILL{KILLS}", "processes"),
         (
             ended(1, -9, 1, killed_after_s=600.0),
-            *(0, "did_not_stop", "was asked to stop, and did not", "headway stack"),
+            *(0, "did_not_stop", "did not stop when requested", "headway stack"),
         ),
         (
             crashed("ValueError", "boom", is_from_headway=True),
-            *(0, "error_in_headway", "failed with ValueError, raised in a file of Headway"),
+            *(0, "error_in_headway", "failed with ValueError, raised inside Headway"),
             "report it",
         ),
         (crashed("ValueError", "boom"), 1, "exception", "failed with ValueError", "the traceback"),

@@ -81,7 +81,7 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
         exits(0, 7),
         {"stop": INT, "due": ("restart 1 of 3", "")},
         130,
-        "interrupted before restart 1 of 3; rank 1 of 2 ended with exit code 7",
+        "interrupted before restart 1 of 3; rank 1 of 2 exited with code 7",
     ),
     ("a restart that is refused", exits(0, 7), DUE, 7, "rank 1"),
     ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; before, rank 3 failed"),
