@@ -25,7 +25,7 @@ from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATI
 _EXIT_DELAY_S = 5.0  # until the launcher notices an exit, on a busy machine
 _MAX_LINES = 12  # of a failed rank's output, in the report
 _RECORDED_LINES = 40  # of its output, in the run's record
-# differs between runs with the same error: an address, a loader worker's number
+# what differs between repetitions of an error: an address, a loader worker's number
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=worker process )\d+")
 
 
@@ -51,7 +51,7 @@ class RankExit(NamedTuple):
 class Failure(NamedTuple):
     first: RankExit
     same: tuple[int, ...]  # ranks with the same failure
-    different: tuple[RankExit, ...]  # ranks with another failure of independent cause
+    different: tuple[RankExit, ...]  # ranks with a different, independent failure
     victims: tuple[int, ...]  # ranks that failed or were stopped as a consequence
     world_size: int
     evidence: Evidence  # for the first failure

@@ -198,13 +198,13 @@ def _no_stack_reason(status: RankStatus) -> str:
 def explain(statuses: Sequence[RankStatus]) -> list[str]:
     """Return the ranks' positions, one line per set of ranks; ranks waited for come first."""
     found = find_divergences(statuses)
-    lines = [item.sentence + _places(statuses, item.ranks) for item in found if item.ranks]
+    lines = [item.sentence + _format_places(statuses, item.ranks) for item in found if item.ranks]
     lines = lines or ["no rank is known to be behind the others"]
-    lines += [item.others_sentence + _places(statuses, item.others) for item in found]
+    lines += [item.others_sentence + _format_places(statuses, item.others) for item in found]
     mentioned = {rank for item in found for rank in item.ranks + item.others}
     ranks_by_place: dict[str, list[int]] = {}
     for status in statuses:
-        place = ", ".join(filter(None, [_open_collective(status), _place(status)]))
+        place = ", ".join(filter(None, [_open_collective(status), _format_place(status)]))
         if place and status.rank not in mentioned:
             ranks_by_place.setdefault(place, []).append(status.rank)
     lines += [f"{named(ranks)}: {place}" for place, ranks in ranks_by_place.items()]
@@ -228,20 +228,20 @@ def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:
 def find_divergences(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Return the divergences, starting with those whose ranks do not wait for other ranks."""
     names = dict.fromkeys(group.name for status in statuses for group in status.groups or ())
-    found = [d for name in names if (d := _divergence_in(name, statuses)) is not None]
+    found = [d for name in names if (d := _find_divergence(name, statuses)) is not None]
     waiting = {rank for item in found for rank in item.others}
     found.sort(key=lambda d: (not d.ranks, bool(waiting & {*d.ranks})))
-    return found or _not_in_first_group(statuses)
+    return found or _find_missing_in_init(statuses)
 
 
-def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | None:
+def _find_divergence(name: str, statuses: Sequence[RankStatus]) -> Divergence | None:
     groups = {s.rank: group for s in statuses if (group := s.group(name)) is not None}
     members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
     absent = {s.rank: s for s in statuses if s.is_absent and s.rank in members}
     for rank in absent:
         groups.setdefault(rank, Group(name, None, ()))  # its collectives are unknown
     suffix = _group_suffix(name, members)
-    return _different_collectives(groups, suffix) or _missing_ranks(groups, absent, suffix)
+    return _find_mismatch(groups, suffix) or _find_missing(groups, absent, suffix)
 
 
 def _group_suffix(name: str, members: Sequence[int] | None) -> str:
@@ -250,7 +250,7 @@ def _group_suffix(name: str, members: Sequence[int] | None) -> str:
     return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
 
 
-def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
+def _find_mismatch(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
     for number in sorted({call.number for group in groups.values() for call in group.collectives}):
         ranks_by_collective: dict[str, list[int]] = {}
         for rank, group in sorted(groups.items()):
@@ -272,7 +272,7 @@ def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergen
     return None
 
 
-def _missing_ranks(
+def _find_missing(
     groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
 ) -> Divergence | None:
     has_ended = {rank for rank, status in absent.items() if status.exit}
@@ -284,10 +284,10 @@ def _missing_ranks(
     entered = groups[waiting[0]].collective(number)
     at = f"{entered.name if entered else 'a collective'} #{number}{suffix}"
     missing = [rank for rank, group in sorted(groups.items()) if group.last_entered < number]
-    return _not_entered(missing, absent, at, waiting)
+    return _describe_missing(missing, absent, at, waiting)
 
 
-def _not_entered(
+def _describe_missing(
     missing: Sequence[int], absent: Mapping[int, RankStatus], at: str, waiting: tuple[int, ...]
 ) -> Divergence:
     others = f"{named(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {at}"
@@ -304,22 +304,23 @@ def _not_entered(
     return Divergence(tuple(missing), silent, waiting, others)
 
 
-def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
+def _find_missing_in_init(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Compare the stacks during init_process_group, before torch records collectives."""
     calls = {s.rank: [frame.function for frame in (*s.stacks, ())[0]] for s in statuses}
     inside = tuple(rank for rank, functions in calls.items() if _INIT_FUNCTION in functions)
     absent = {s.rank: s for s in statuses if s.is_absent}
     known = [s for s in statuses if s.exit or s.no_stack or s.place]  # other ranks are exiting
     missing = [s.rank for s in known if s.rank not in inside]
-    return [_not_entered(missing, absent, _INIT_FUNCTION, inside)] if inside and missing else []
+    found = _describe_missing(missing, absent, _INIT_FUNCTION, inside)
+    return [found] if inside and missing else []
 
 
-def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
+def _format_places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
     those = [status for status in statuses if status.rank in ranks]
-    return "".join(f", {place}" for place in dict.fromkeys(map(_place, those)) if place)
+    return "".join(f", {place}" for place in dict.fromkeys(map(_format_place, those)) if place)
 
 
-def _place(status: RankStatus) -> str:
+def _format_place(status: RankStatus) -> str:
     if status.place is None:
         return f"its main thread is {status.process}" if status.process else ""
     progress = status.progress

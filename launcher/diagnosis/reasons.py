@@ -310,7 +310,7 @@ def is_communication_error(crash: Crash) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """Return SIGKILL for 9."""
+    """Return the name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

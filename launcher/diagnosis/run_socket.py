@@ -106,7 +106,7 @@ class RunSocket:
 
 def list_runs() -> list[ActiveRun]:
     """Return this user's active runs on this machine, oldest first."""
-    runs = [run for address in _addresses() if (run := _run_at(address))]
+    runs = [run for address in _list_addresses() if (run := _run_at(address))]
     return sorted(runs, key=lambda run: run.began_at)
 
 
@@ -131,7 +131,7 @@ class _NoAnswer(Exception):
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
     """Return a launcher's report on its ranks, or None if it has exited; raises TimeoutError."""
-    for address in _addresses():
+    for address in _list_addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
             try:
@@ -144,7 +144,7 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
 def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
     """Return this user's active runs on this machine with their figures, oldest first."""
     answers = []
-    for address in _addresses():
+    for address in _list_addresses():
         try:
             run, answer = _request(address, {"figures": "all"}, _TIMEOUT_S)
         except _NoAnswer as no_answer:
@@ -194,7 +194,7 @@ def _new_address() -> str:
     return os.path.join(_create_private_folder(runtime_folder()), name)
 
 
-def _addresses() -> list[str]:
+def _list_addresses() -> list[str]:
     if _HAS_ABSTRACT_NAMES:
         start = f"@{_PREFIX}-{os.geteuid()}-"
         names: set[str] = set()

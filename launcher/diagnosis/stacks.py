@@ -57,7 +57,7 @@ def _is_in_library(file: str) -> bool:
 def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
     """Return the stacks without the launcher's threads and without its calls before the script."""
     users = [
-        tuple(dropwhile(_is_before_the_script, stack))
+        tuple(dropwhile(_is_before_script, stack))
         for stack in stacks
         if stack and not stack[0].file.startswith(_LAUNCHER)  # the thread of rank_monitor
     ]
@@ -96,7 +96,7 @@ def _frame(line: str) -> Frame | None:
     return Frame(file, int(number), function)
 
 
-def _is_before_the_script(frame: Frame) -> bool:
+def _is_before_script(frame: Frame) -> bool:
     return frame.file.startswith((_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy"))
 
 

@@ -45,7 +45,7 @@ class Console:
         self._ranks = ranks
         self._fds = {}
         for target, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with suppress(OSError):  # a full disk, which the sink reports later
+            with suppress(OSError):  # the disk is full; the sink reports it later
                 stream.flush()
             self._fds[target] = stream.fileno()
         out = Sink(self._fds[1], sys.stdout.isatty(), self._note_change)
@@ -56,10 +56,10 @@ class Console:
         terminals = (sink for sink in (error, out) if sink.is_terminal)
         self._footer_sink = next(terminals, None) if is_ansi and not is_raw else None
         self._lost: set[Sink] = set()
-        self.first = 0  # the lowest shown rank; only its progress bar is animated on a terminal
+        self.first_rank = 0  # the lowest shown rank; a terminal animates its progress bar
 
     def begin(self, ranks: Iterable[int]) -> None:
-        self.first = min(filter(self.shows, ranks), default=0)
+        self.first_rank = min(filter(self.is_shown, ranks), default=0)
 
     @contextmanager
     def capture_stderr(self) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Console:
         finally:
             sys.stderr = usual
 
-    def shows(self, rank: int) -> bool:
+    def is_shown(self, rank: int) -> bool:
         return self._ranks is None or rank in self._ranks
 
     @property
@@ -115,36 +115,36 @@ class Console:
         prefix = self._prefix(rank, sink) if self.is_prefixed else b""
         sink.show((rank, target), text, prefix, is_new=is_new)
 
-    def discard_unread(self, patience_s: float) -> None:
-        """Discard the output for streams that failed or accepted no data for `patience_s`."""
+    def discard_unread(self, timeout_s: float) -> None:
+        """Discard the output for streams that failed or accepted no data for `timeout_s`."""
         for sink in {*self._sinks.values()} - self._lost:
             if sink.error is not None:
                 self._drop(sink)
                 if not isinstance(sink.error, BrokenPipeError):
                     cause = sink.error.strerror
                     self.warn(f"the ranks' output could not be written: {cause}; it is lost")
-            elif (since := sink.blocked_since) and time.monotonic() - since >= patience_s:
-                lost = sink.abandon()
+            elif (since := sink.blocked_since) and time.monotonic() - since >= timeout_s:
+                lost = sink.discard()
                 self._drop(sink)
                 name = self._name(sink)
-                self.warn(f"{name} was not read for {patience_s:g} s: {lost} bytes are lost")
+                self.warn(f"{name} was not read for {timeout_s:g} s: {lost} bytes are lost")
 
-    def wait_s(self, patience_s: float) -> float:
+    def wait_s(self, timeout_s: float) -> float:
         """Return the time until `discard_unread` must be called, unless a stream fails."""
         times = [sink.blocked_since for sink in self._sinks.values()]
         now = time.monotonic()
-        return min((since + patience_s - now for since in times if since), default=_NEVER)
+        return min((since + timeout_s - now for since in times if since), default=_NEVER)
 
-    def close(self, patience_s: float) -> None:
-        """Wait for all writes; discard the output if no data is accepted for `patience_s`."""
+    def close(self, timeout_s: float) -> None:
+        """Wait for all writes; discard the output if no data is accepted for `timeout_s`."""
         self.show_footer("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
-            if not sink.wait(time.monotonic() + min(_NOTICE_S, patience_s)):
+            if not sink.wait(time.monotonic() + min(_NOTICE_S, timeout_s)):
                 self.warn(f"waiting for {self._name(sink)} to be read")
-            while not sink.wait(time.monotonic() + max(0, self.wait_s(patience_s))):
-                self.discard_unread(patience_s)
-        self.discard_unread(patience_s)
+            while not sink.wait(time.monotonic() + max(0, self.wait_s(timeout_s))):
+                self.discard_unread(timeout_s)
+        self.discard_unread(timeout_s)
         for sink in {*self._sinks.values()}:
             sink.close()
 

@@ -60,7 +60,7 @@ class Output:
         self._paused: set[_Stream] = set()  # waiting for a slow reader
         self._tails: dict[int, Tail] = {}
         self.lost_logs = ""  # a message if log files are incomplete
-        self._patience_s = _NEVER
+        self._timeout_s = _NEVER
         self._deadline = _NEVER
         self._read_at = 0.0
         self._thread = threading.Thread(target=self._run, name="headway-output", daemon=True)
@@ -68,7 +68,7 @@ class Output:
 
     def begin(self, attempt: int, ranks: Collection[int]) -> None:
         self._attempt = attempt
-        self._patience_s = _NEVER
+        self._timeout_s = _NEVER
         self.console.begin(ranks)
 
     def add(self, rank: int, pipes: dict[int, int]) -> None:
@@ -81,7 +81,7 @@ class Output:
             self._added.append(_Stream(fd, rank, target, self.console, log, tail))
         self._wake()
 
-    def keep(self, rank: int, text: str) -> None:
+    def append(self, rank: int, text: str) -> None:
         """Add a text to the log and the tail of an exited rank, without showing it."""
         data = text.encode(errors="backslashreplace")
         self._tails[rank].add(data)
@@ -115,14 +115,14 @@ class Output:
         """Time of the last output on the monotonic clock; now, while ranks wait for a reader."""
         return time.monotonic() if self._paused else self._read_at
 
-    def set_patience(self, patience_s: float) -> None:
+    def set_timeout(self, timeout_s: float) -> None:
         """Discard the output for a stream that accepts no data for this time; ranks continue."""
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._wake()
 
-    def close(self, patience_s: float = _NEVER) -> None:
-        """Write the remaining output and stop reading; `patience_s` is as for `set_patience`."""
-        self._patience_s = min(self._patience_s, patience_s)
+    def close(self, timeout_s: float = _NEVER) -> None:
+        """Write the remaining output and stop reading; `timeout_s` is as for `set_timeout`."""
+        self._timeout_s = min(self._timeout_s, timeout_s)
         self._deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         self._wake()
         self._thread.join()
@@ -152,12 +152,12 @@ class Output:
             due = [stream for stream in streams - self._paused if stream.due <= now]
             for stream in sorted(due, key=lambda stream: stream.rank):
                 stream.show_due()
-            self.console.discard_unread(self._patience_s)
+            self.console.discard_unread(self._timeout_s)
         self._register_new(streams)
         for stream in streams:
             stream.read_rest()
             stream.finish()
-        self.console.close(self._patience_s)
+        self.console.close(self._timeout_s)
 
     def _register_new(self, streams: set[_Stream]) -> None:
         while self._added:
@@ -181,7 +181,7 @@ class Output:
         moments = [stream.due for stream in streams if stream not in self._paused]
         status_due = _NEVER if self._status is None else self._status.due
         due = min([self._deadline, status_due, *moments]) - time.monotonic()
-        due = min(due, self.console.wait_s(self._patience_s))
+        due = min(due, self.console.wait_s(self._timeout_s))
         return None if due == _NEVER else max(0, due)
 
 

@@ -48,7 +48,7 @@ class Sink:
         self._queue: list[bytes] = []
         self._size = 0  # unwritten bytes
         self._progress_at = 0.0  # the last byte was accepted, or the first byte queued
-        self._is_abandoned = False
+        self._is_discarding = False
         self._footer = Footer(fd) if is_terminal else None
         self._redraw_at = _NEVER  # the footer, on the monotonic clock
         self._drawn_at = 0.0
@@ -72,7 +72,7 @@ class Sink:
             before = self.owner
             continues = before == owner and not is_new
             if prefix:
-                text = _prefixed(text, prefix, continues)
+                text = _add_prefixes(text, prefix, continues)
             if before is not None and not continues and (prefix or is_new or before[0] != owner[0]):
                 text = b"\n" + text
             self.owner = None if text.endswith(b"\n") else owner
@@ -116,11 +116,11 @@ class Sink:
                     return False
         return True
 
-    def abandon(self, error: OSError | None = None) -> int:
+    def discard(self, error: OSError | None = None) -> int:
         """Discard all queued and future output; return the number of queued bytes."""
         with self._changed:
             lost = self._size
-            self._is_abandoned = True
+            self._is_discarding = True
             self.error = error
             self._queue.clear()
             self._size = 0
@@ -128,15 +128,15 @@ class Sink:
         return lost
 
     def close(self) -> None:
-        """Stop the thread after `wait`, unless it is blocked in a write after `abandon`."""
+        """Stop the thread after `wait`, unless it is blocked in a write after `discard`."""
         with self._changed:
-            is_blocked, self._is_abandoned = self._is_abandoned, True
+            is_blocked, self._is_discarding = self._is_discarding, True
             self._changed.notify_all()
         if not is_blocked:
             self._thread.join()
 
     def _add(self, data: bytes) -> None:
-        if self._is_abandoned or not data:
+        if self._is_discarding or not data:
             return
         if not self._size:
             self._progress_at = time.monotonic()
@@ -147,9 +147,9 @@ class Sink:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._queue or self._is_abandoned or self._wait_s() == 0):
+                while not (self._queue or self._is_discarding or self._wait_s() == 0):
                     self._changed.wait(self._wait_s())
-                if self._is_abandoned:
+                if self._is_discarding:
                     return
                 output = b"".join(self._queue)
                 data = memoryview(output)
@@ -157,12 +157,12 @@ class Sink:
             try:
                 if self._footer is not None:
                     self._write_uncounted(self._footer.erase())
-                while data and not self._is_abandoned:
+                while data and not self._is_discarding:
                     data = data[self._write(data[:_MAX_WRITE]) :]
                 if self._footer is not None:
                     self._draw_footer(self._footer, output)
             except OSError as error:
-                self.abandon(error)
+                self.discard(error)
                 self._on_change()
 
     def _wait_s(self) -> float | None:
@@ -195,7 +195,7 @@ class Sink:
         if not written:
             return 0
         with self._changed:
-            if self._is_abandoned:
+            if self._is_discarding:
                 return written
             was_full = self.is_full
             self._size -= written
@@ -216,7 +216,7 @@ def write_some(fd: int, data: bytes | memoryview) -> int:
         return 0
 
 
-def _prefixed(text: bytes, prefix: bytes, continues: bool) -> bytes:
+def _add_prefixes(text: bytes, prefix: bytes, continues: bool) -> bytes:
     """Prefix each line and each redrawn state of a progress bar."""
     text = text[:-1].replace(b"\n", b"\n" + prefix) + text[-1:]
     if b"\r" in text:
@@ -267,7 +267,7 @@ class Footer:
             columns = os.get_terminal_size(self._fd).columns
         except OSError:  # the terminal was closed
             return b""
-        text = _fit(self.text, max(columns - 1, 0)).encode("ascii", "replace")
+        text = _shorten(self.text, max(columns - 1, 0)).encode("ascii", "replace")
         if is_bar:
             self._to_erase = _SAVE + _TO_NEXT_LINE + _ERASE + _RESTORE
             return _MAKE_ROOM + _SAVE + _TO_NEXT_LINE + text + _RESTORE
@@ -281,7 +281,7 @@ class Footer:
             return False
 
 
-def _fit(text: str, columns: int) -> str:
+def _shorten(text: str, columns: int) -> str:
     """Remove parts after the first until the text fits; the last part is kept."""
     parts = text.split("  ")
     while len(text) > columns and len(parts) > 2:

@@ -19,13 +19,13 @@ _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 
 def make_view(console: Console, rank: int, target: int) -> View | None:
     """Return the view of a rank's stdout (1) or stderr (2), or None if it is hidden."""
-    if not console.shows(rank):
+    if not console.is_shown(rank):
         return None
     if console.is_raw:
         return View(console, rank, target)
     if not console.is_terminal(target):
         return FileView(console, rank, target, _FILE_DELAY_S, _BAR_INTERVAL_S)
-    if rank == console.first:
+    if rank == console.first_rank:
         return TerminalView(console, rank, target)
     return FileView(console, rank, target, _TERMINAL_DELAY_S, _NEVER)
 

@@ -175,7 +175,7 @@ class RankProcesses(PContext):
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
                 if is_communication_error(record):  # the rank has not printed it
-                    self._output.keep(rank, record.traceback)
+                    self._output.append(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
                 end = end._replace(message=record.message, feature_use=record.feature_use)
@@ -224,7 +224,7 @@ class RankProcesses(PContext):
             if any(end.crash and is_communication_error(end.crash) for end in failed):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             if self._alive():  # printing while they save must not block them
-                self._output.set_patience(FAILURE_UNREAD_TIMEOUT_S if failed else UNREAD_TIMEOUT_S)
+                self._output.set_timeout(FAILURE_UNREAD_TIMEOUT_S if failed else UNREAD_TIMEOUT_S)
             self._stopped_at, now = time.time(), time.monotonic()
             self._shutdown = Shutdown(
                 death_sig,

@@ -32,10 +32,10 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
     opened.figures = lambda: figures.to_json(lambda rank: f"line \x1b[31mof {rank}")
     own = {
         address
-        for address in run_socket._addresses()
+        for address in run_socket._list_addresses()
         if (run := run_socket._run_at(address)) and run.pid == os.getpid()
     }
-    monkeypatch.setattr(run_socket, "_addresses", lambda: [*own])
+    monkeypatch.setattr(run_socket, "_list_addresses", lambda: [*own])
     other = RunFigures()
     other.begin_attempt(1)
     other.note(0, USUAL._replace(samples=0))

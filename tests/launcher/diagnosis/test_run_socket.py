@@ -44,7 +44,7 @@ def ours() -> list[ActiveRun]:
 
 def own_address() -> str:
     """Return the address of the run of this test; others of the same user may be ending."""
-    addresses = {run_socket._run_at(address): address for address in run_socket._addresses()}
+    addresses = {run_socket._run_at(address): address for address in run_socket._list_addresses()}
     return next(number for run, number in addresses.items() if run and run.pid == os.getpid())
 
 
@@ -118,7 +118,7 @@ def as_user(uid: int, call: Callable[[], object]) -> bool:
 @pytest.mark.processes
 def test_another_user_is_told_nothing_and_cannot_pass_for_a_launch_of_ours() -> None:
     with running():
-        theirs = run_socket._addresses()
+        theirs = run_socket._list_addresses()
         assert as_user(0, lambda: ours_of(theirs))
         assert not as_user(NOBODY, lambda: ours_of(theirs))
     reading, writing = os.pipe()

@@ -40,7 +40,7 @@ class Run:
         made = RankProcesses(
             starter,
             {0: {"RANK": "0", "WORLD_SIZE": "1"}},
-            output=SimpleNamespace(set_patience=nothing),  # type: ignore[arg-type]
+            output=SimpleNamespace(set_timeout=nothing),  # type: ignore[arg-type]
             watch=SimpleNamespace(**{**quiet, **watch}),  # type: ignore[arg-type]
             attempt=0,
             reports_its_end=True,
