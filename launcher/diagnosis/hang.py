@@ -294,7 +294,7 @@ def _describe_missing(
     gone = tuple(rank for rank in missing if rank in absent and absent[rank].exit)
     if gone:
         exit_ = absent[gone[0]].exit
-        return Divergence(gone, f"{named(gone)} left ({exit_}) before {at}", waiting, others)
+        return Divergence(gone, f"{named(gone)} exited ({exit_}) before {at}", waiting, others)
     answered = tuple(rank for rank in missing if rank not in absent)
     if answered or not missing:
         verb = "has" if len(answered) == 1 else "have"
@@ -311,8 +311,9 @@ def _find_missing_in_init(statuses: Sequence[RankStatus]) -> list[Divergence]:
     absent = {s.rank: s for s in statuses if s.is_absent}
     known = [s for s in statuses if s.exit or s.no_stack or s.place]  # other ranks are exiting
     missing = [s.rank for s in known if s.rank not in inside]
-    found = _describe_missing(missing, absent, _INIT_FUNCTION, inside)
-    return [found] if inside and missing else []
+    if not inside or not missing:
+        return []
+    return [_describe_missing(missing, absent, _INIT_FUNCTION, inside)]
 
 
 def _format_places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:

@@ -71,7 +71,7 @@ def test_a_rank_that_sleeps_is_named_with_collective_number_and_line(
 def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it() -> None:
     done = ended("leave")
     assert done.returncode == 1
-    words = rf"error: rank 1 left \(exit code 0, by sys.exit at {re.escape(line_of('leaves'))}\) "
+    words = rf"error: rank 1 exited \(exit code 0, by sys.exit at {re.escape(line_of('leaves'))}\) "
     assert re.search(words + "before all_reduce #6; rank [023] then failed", done.stderr)
     assert re.search(
         rf"waits? in all_reduce #6, at {re.escape(line_of('waits'))}",

@@ -100,11 +100,11 @@ DIVERGENCES: dict[str, tuple[list[RankStatus], list[str]]] = {
     ),
     "a rank has left": (
         but(1, ranks(OPEN_2, BEFORE_2, OPEN_2), stacks=(), exit=Exit(0, True)),
-        ["rank 1 left (exit code 0, at the end of the script) before all_reduce #2"],
+        ["rank 1 exited (exit code 0, at the end of the script) before all_reduce #2"],
     ),
     "a rank has left without a word": (
         but(1, ranks(OPEN_1, None), stacks=(), exit=Exit(0)),
-        ["rank 1 left (exit code 0) before all_reduce #1"],
+        ["rank 1 exited (exit code 0) before all_reduce #1"],
     ),
     "different names": (
         ranks(REDUCE, REDUCE, GATHER, REDUCE),
@@ -144,7 +144,7 @@ DIVERGENCES: dict[str, tuple[list[RankStatus], list[str]]] = {
     ),
     "a rank left before the group was formed": (
         [RankStatus(0, stacks=(FORMING,)), RankStatus(1, Exit(0, True, Frame("x.py", 3, "f")))],
-        ["rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"],
+        ["rank 1 exited (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"],
     ),
     "a rank is on its way out": (
         [RankStatus(0, stacks=(FORMING,)), RankStatus(1, stacks=((),))],
