@@ -208,7 +208,7 @@ REASONS = (
         lambda seen: seen.is_forwarded,
         "{rank} was killed by {signal}",
         "the launcher received {signal} and forwarded it to the ranks: handle it in the script by "
-        "accelerator.checkpoint() (SIGTERM, SIGUSR1) or signal.signal()",
+        "accelerator.checkpoint() (SIGTERM, SIGUSR1) or a signal.signal handler",
     ),
     Reason(
         "signal",

@@ -113,7 +113,7 @@ def list_runs() -> list[ActiveRun]:
 def _run_at(address: str) -> ActiveRun | None:
     """Return the run at this address, or None if its launcher does not answer."""
     try:
-        return _request(address, {}, _TIMEOUT_S)[0]
+        return _send_request(address, {}, _TIMEOUT_S)[0]
     except _NoAnswer as no_answer:
         return _suspended_run(*no_answer.args)
 
@@ -135,7 +135,7 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
         run = _run_at(address)
         if run is not None and run.pid == pid:
             try:
-                return _request(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
+                return _send_request(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
             except _NoAnswer:
                 raise TimeoutError from None
     return None
@@ -146,7 +146,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
     answers = []
     for address in _list_addresses():
         try:
-            run, answer = _request(address, {"figures": "all"}, _TIMEOUT_S)
+            run, answer = _send_request(address, {"figures": "all"}, _TIMEOUT_S)
         except _NoAnswer as no_answer:
             run, answer = _suspended_run(*no_answer.args), {"figures": _NO_FIGURES}
         if run is not None:
@@ -154,7 +154,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
     return sorted(answers, key=lambda found: found[0].began_at)
 
 
-def _request(
+def _send_request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
     """Return the run and answer of the launcher at `address`; None for other users' launchers."""

@@ -154,9 +154,9 @@ class Watch:
         with self._lock:
             return any(rank.will_save for rank in self._ranks.values())
 
-    def kept(self) -> list[Kept]:
-        """Return the locations of files kept by this attempt; the first for each kind."""
-        first: dict[str, Kept] = {}
+    def kept(self) -> list[OutputPath]:
+        """Return the output paths of this attempt, one of each kind."""
+        first: dict[str, OutputPath] = {}
         with self._lock:
             for rank in self._ranks.values():
                 first = rank.kept | first
@@ -280,7 +280,7 @@ class RankChannel:
         self.is_asked = False  # and has not answered yet
         self.will_save = False  # when requested to stop
         self.may_be_killed = False  # according to its last answer
-        self.kept: dict[str, Kept] = {}  # the last record of each kind
+        self.kept: dict[str, OutputPath] = {}  # the last record of each kind
         self._pid = pid
         self._reader = RecordReader()
         self._num_invalid = 0  # lines on the channel

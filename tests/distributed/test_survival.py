@@ -158,7 +158,7 @@ def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
         assert 'script.py", line 7, in step' in "\n".join(report)
         assert "headway" not in "\n".join(report[:-2])
     if kind == "out of memory":
-        assert "batch smaller" in report[-1]
+        assert "reduce the batch size" in report[-1]
 
 
 def test_ranks_that_all_leave_by_os_exit_are_noticed() -> None:

@@ -114,9 +114,8 @@ def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> Non
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
     assert found.cause == "rank 2 of 4 exited by os._exit(0) while other ranks were still running"
     assert found.exit_code == 1
-    fine = ended(1, 0, 1.0, exited_silently=False)
-    elsewhere = failure(ended(2, 0, 1.5), fine, silent_fails=True)
-    assert (elsewhere.cause, elsewhere.suspicion) == (found.cause, 1)
+    other = failure(ended(2, 0, 1.5), ended(1, 0, 1.0, exited_silently=False), silent_fails=True)
+    assert (other.cause, other.suspicion) == (found.cause, 1)
 
 
 @pytest.mark.parametrize("code", [0, -6, -9, -11])

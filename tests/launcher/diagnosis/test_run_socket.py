@@ -143,7 +143,7 @@ def test_another_user_is_told_nothing_and_cannot_pass_for_a_launch_of_ours() -> 
 
 def ours_of(addresses: list[str]) -> bool:
     """Return whether a launcher at one of these addresses answers this process."""
-    answers = [run_socket._request(address, {}, 20)[0] for address in addresses]
+    answers = [run_socket._send_request(address, {}, 20)[0] for address in addresses]
     return any(run is not None for run in answers)
 
 
