@@ -904,7 +904,10 @@ class Accelerator(Process):
 
         Args:
             every: a number of optimizer steps, or a duration such as "10m" or "1h30m"; None saves
-                on this call, also between micro-batches.
+                on this call, also between micro-batches. "auto" saves at Young's interval,
+                sqrt(2 * duration of the last save * mean time between failures), where the mean is
+                that of this training, or 6 hours before its first failure. The first save then
+                happens at once, and measures the duration.
             allow_pickle: as in `save_state`.
             wait: False: as in `save_state`, a thread writes while training continues. If the job
                 must stop, the call waits nevertheless.
@@ -914,7 +917,7 @@ class Accelerator(Process):
 
         Raises:
             UsageError: there is no project folder, no optimizer has been prepared, `every` is
-                neither a number of steps nor a duration, or `resume` was called before `prepare`.
+                invalid, or `resume` was called before `prepare`.
             CheckpointError: a rank could not save; raised on all ranks, and older checkpoints are
                 kept. With `wait=False` the next call that saves raises it. Catch it to continue
                 training. Or the project folder contains checkpoints of an earlier run, and this run

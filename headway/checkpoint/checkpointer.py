@@ -23,12 +23,14 @@ from headway.checkpoint.folders import (
     next_number,
     prune,
 )
+from headway.checkpoint.schedule import RECORD_FILE, Schedule
 from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
 from headway.ipc.stderr import log, log_once
+from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.replicas import require_equal
@@ -63,7 +65,11 @@ class Checkpointer:
         self.has_state = False  # whether this run has saved or loaded a checkpoint
         self._lock: ProjectLock | None = None  # of the project; rank 0 only
         self._began_at = began_at
-        self._extra_files = extra_files or {}
+        self.schedule = Schedule()
+        self._extra_files: dict[str, Callable[[], object]] = {
+            **(extra_files or {}),
+            RECORD_FILE: lambda: plain(self.schedule.record()),
+        }
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # set by the first save with wait=False

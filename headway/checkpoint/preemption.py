@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from weakref import WeakMethod
 
 from headway.checkpoint.checkpointer import Checkpointer
@@ -25,6 +25,12 @@ from headway.checkpoint.folders import (
     resolve_checkpoint,
 )
 from headway.checkpoint.manifest import read_json, read_manifest, unusable
+from headway.checkpoint.schedule import (
+    RECORD_FILE,
+    Interval,
+    TrainingRecord,
+    interval_of,
+)
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
@@ -32,6 +38,7 @@ from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
 from headway.ipc.stderr import log
+from headway.ipc.typed import read
 from headway.trackers.tracker_group import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 
@@ -84,43 +91,6 @@ class ResumedRun(_EpochCounter):
         return self._count(total)
 
 
-class Interval(NamedTuple):
-    """Interval between checkpoints in optimizer steps or seconds; without either, always due."""
-
-    steps: int | None = None
-    seconds: int | None = None
-
-
-class Schedule:
-    """Schedule of periodic saves; does not access the clock or other ranks.
-
-    Attributes:
-        check_at: the step before which no save can be due.
-    """
-
-    def __init__(self) -> None:
-        self.check_at = 0
-        self._saved_at_step, self._saved_at = 0, 0.0
-
-    def is_due(self, every: Interval, step: int) -> bool:
-        if every.steps is None:
-            return every.seconds is None
-        return step // every.steps > self._saved_at_step // every.steps
-
-    def is_late(self, every: Interval, now: float) -> bool:
-        return every.seconds is not None and now - self._saved_at >= every.seconds
-
-    def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
-        """Set the next step at which a save may be due; the ranks agree at `agree_at`."""
-        self.check_at = agree_at
-        if every.steps is not None:
-            self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
-
-    def saved(self, step: int, now: float) -> None:
-        """Restart the interval at `step` and `now` (seconds)."""
-        self._saved_at_step, self._saved_at = step, now
-
-
 class _NoOptimizerYet:
     step_count = sys.maxsize
 
@@ -142,7 +112,7 @@ class Preemption:
         self._checkpoints, self._training = checkpoints, checkpoints.training
         self._tracking, self._settings, self._end = tracking, settings, end
         self._deadline = settings.run.deadline()
-        self._schedule = Schedule()
+        self._schedule = checkpoints.schedule
         self._every: int | str | None = None  # argument of the last `checkpoint()`
         self._interval = Interval()  # parsed from `_every`
         self._signals: StopSignals | None = None  # set by the first `checkpoint()` or `should_stop`
@@ -159,7 +129,7 @@ class Preemption:
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
         if every is not self._every:
-            self._interval, self._every = _interval_of(every), every
+            self._interval, self._every = interval_of(every), every
         due = self._training.run.checkpoint
         if every is not None and due.action is None:
             check_at = self._schedule.check_at
@@ -225,12 +195,13 @@ class Preemption:
         from headway.checkpoint.saving import on_rank_0
 
         try:
-            runs = on_rank_0(lambda: _tracked_runs(path))
+            runs, record = on_rank_0(lambda: (_tracked_runs(path), _record_of(path)))
             self._checkpoints.load_state(path, allow_pickle=allow_pickle)
         except CheckpointError as error:
             _explain_damage(error, path, project)
             raise
         self._tracking.continue_runs(runs)
+        self._schedule.resume(record)
 
     def release(self) -> None:
         """Restore the previous signal handlers, after the last checkpoint was written."""
@@ -278,8 +249,10 @@ class Preemption:
 
     def _save_and_stop(self, project: Path, allow_pickle: bool, wait: bool) -> str:
         must_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
+        began_at = time.monotonic()
         with self._training.progress.calling("checkpoint"):
             folder = self._save_step(project, step, allow_pickle, wait or must_stop)
+        self._schedule.note_cost(time.monotonic() - began_at)
         if must_stop:
             self._exit(folder, step)
         return folder
@@ -335,6 +308,7 @@ class Preemption:
         self._request = request
         if request is not StopRequest.NONE:
             self._schedule.check_at = 0  # check at the next call
+            self._schedule.note_stop()
 
     def _exit(self, folder: str, step: int) -> NoReturn:
         signals = self._trap_signals()
@@ -399,27 +373,6 @@ class Preemption:
             )
 
 
-def _interval_of(every: int | str | None) -> Interval:
-    if every is None:
-        return Interval()
-    if type(every) is int and every > 0:
-        return Interval(steps=every)
-    try:
-        from headway.settings.setting import Seconds
-
-        if not isinstance(every, str):
-            raise ValueError("which is neither")
-        if every.isdecimal():
-            raise ValueError("which has no unit")
-        return Interval(seconds=Seconds(1)(every))
-    except ValueError as error:
-        raise UsageError(
-            f"every is {every!r}, {error}",
-            where=f"the script's checkpoint(every={every!r})",
-            fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
-        ) from None
-
-
 def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:
     """Log a note if a resumed run finishes successfully without an optimizer step."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
@@ -478,6 +431,14 @@ def _tracked_runs(checkpoint: Path) -> dict[str, str]:
     if not isinstance(runs, dict) or not all(isinstance(run, str) for run in runs.values()):
         raise unusable("the file does not map trackers to run IDs", path)
     return runs
+
+
+def _record_of(checkpoint: Path) -> TrainingRecord:
+    content = read_json(path := checkpoint / RECORD_FILE)
+    try:
+        return read(TrainingRecord, content)
+    except ValueError as error:
+        raise unusable(str(error), path) from None
 
 
 def _problems(errors: list[CheckpointError]) -> list[Problem]:

@@ -130,11 +130,6 @@ class Progress:
         self.listeners.append(listener)
         self.is_watched = True
 
-    @property
-    def is_due(self) -> bool:
-        """Whether figures will be reported at the end of this step."""
-        return self.clock.mark >= self.clock.due_at
-
     def snapshot(self) -> ProgressSnapshot:
         return ProgressSnapshot(self.step, self.phase, self.total, self.loss)
 

@@ -58,7 +58,7 @@ class Steps:
                     note_raw_optimizer(training)
             if is_watched:
                 progress.end_backward()
-        if is_watched and progress.is_due:
+        if is_watched and progress.clock.mark >= progress.clock.due_at:
             _note_loss(progress, loss, num_tokens)
 
     def _weight(

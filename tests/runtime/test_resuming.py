@@ -12,8 +12,9 @@ import torch
 
 from headway import Accelerator
 from headway.checkpoint import folders, loading, preemption, saving
-from headway.checkpoint.manifest import NAME, read_manifest
+from headway.checkpoint.manifest import NAME, read_json, read_manifest
 from headway.checkpoint.preemption import ResumedRun
+from headway.checkpoint.schedule import RECORD_FILE
 from headway.errors import CheckpointError, UsageError
 from headway.ipc.progress import process_progress
 from headway.utils import ProjectConfiguration
@@ -183,6 +184,35 @@ def test_a_duration_is_as_good_as_a_number_of_steps(monkeypatch: pytest.MonkeyPa
         if training.accelerator.checkpoint(every="5m"):
             saved.append(step)
     assert saved == [5, 10, 15]
+
+
+@pytest.mark.parametrize("save_s", [1, 10, 100])
+def test_auto_saves_at_youngs_interval_for_the_failures_of_this_training(
+    save_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, write = [1000.0], saving.write_prepared
+
+    def write_slowly(*given: Any) -> None:
+        now[0] += save_s
+        write(*given)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(saving, "write_prepared", write_slowly)
+
+    def seconds_between() -> float:
+        training, times = Training(), list[float]()
+        for _ in training.steps(training.accelerator.resume(), epochs=1000):
+            now[0] += 4 * save_s
+            if training.accelerator.checkpoint(every="auto"):
+                times.append(now[0])
+            if len(times) == 4:
+                break
+        return (times[3] - times[1]) / 2  # the first save measures the duration
+
+    assert seconds_between() == pytest.approx((2 * save_s * 6 * 3600) ** 0.5, rel=0.2)
+    before_s = seconds_between()  # after one failure
+    trained_s = read_json(max(CHECKPOINTS.iterdir()) / RECORD_FILE)["trained_s"]
+    assert before_s == pytest.approx((2 * save_s * trained_s) ** 0.5, rel=0.2)
 
 
 NAN, ODD = float("nan"), torch.tensor(3)

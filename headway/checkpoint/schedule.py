@@ -1,0 +1,116 @@
+"""When `checkpoint(every=...)` saves."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+from headway.errors import UsageError
+
+RECORD_FILE = "record.json"
+"""File name of a `TrainingRecord` in a checkpoint."""
+
+_FAILURE_EVERY_S = 6 * 3600.0  # assumed before the first failure
+
+
+class TrainingRecord(NamedTuple):
+    """The failures of a training and the cost of its saves, for `every="auto"`.
+
+    Each checkpoint contains it. A run that resumes from a checkpoint counts as a failure of the
+    run that saved it, unless a stop request caused the save.
+    """
+
+    trained_s: float = 0.0  # duration of all runs until this checkpoint
+    num_failures: int = 0
+    save_s: float = 0.0  # time that the last save paused the training
+    is_stop: bool = False  # saved by a stop request
+
+    @property
+    def interval_s(self) -> float:
+        """Young's interval; 0 before the first save, whose cost is unknown.
+
+        Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
+        """
+        failure_every_s = self.trained_s / self.num_failures if self.num_failures else None
+        return math.sqrt(2 * self.save_s * (failure_every_s or _FAILURE_EVERY_S))
+
+
+class Interval(NamedTuple):
+    """Interval between checkpoints in optimizer steps or seconds; always due without either."""
+
+    steps: int | None = None
+    seconds: int | None = None
+    is_auto: bool = False  # by the `TrainingRecord`
+
+
+class Schedule:
+    """Schedule of periodic saves, independent of clock and ranks.
+
+    Attributes:
+        check_at: the step before which no save can be due.
+    """
+
+    def __init__(self) -> None:
+        self.check_at = 0
+        self._saved_at_step, self._saved_at = 0, 0.0
+        self._record, self._resumed_at = TrainingRecord(), time.monotonic()
+
+    def is_due(self, every: Interval, step: int) -> bool:
+        if every.steps is None:
+            return every.seconds is None and not every.is_auto
+        return step // every.steps > self._saved_at_step // every.steps
+
+    def is_late(self, every: Interval, now: float) -> bool:
+        seconds = self.record().interval_s if every.is_auto else every.seconds
+        return seconds is not None and now - self._saved_at >= seconds
+
+    def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
+        """Set the next step at which a save may be due; the ranks agree at `agree_at`."""
+        self.check_at = agree_at
+        if every.steps is not None:
+            self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
+
+    def saved(self, step: int, now: float) -> None:
+        """Restart the interval at `step` and `now` (seconds)."""
+        self._saved_at_step, self._saved_at = step, now
+
+    def record(self) -> TrainingRecord:
+        run_s = time.monotonic() - self._resumed_at
+        return self._record._replace(trained_s=self._record.trained_s + run_s)
+
+    def resume(self, record: TrainingRecord) -> None:
+        """Continue the record of the run that saved it."""
+        failures = record.num_failures + (not record.is_stop)
+        self._record = record._replace(num_failures=failures, is_stop=False)
+        self._resumed_at = time.monotonic()
+
+    def note_cost(self, save_s: float) -> None:
+        self._record = self._record._replace(save_s=save_s)
+
+    def note_stop(self) -> None:
+        self._record = self._record._replace(is_stop=True)
+
+
+def interval_of(every: int | str | None) -> Interval:
+    if every is None:
+        return Interval()
+    if type(every) is int and every > 0:
+        return Interval(steps=every)
+    if every == "auto":
+        return Interval(is_auto=True)
+    try:
+        from headway.settings.setting import Seconds
+
+        if not isinstance(every, str):
+            raise ValueError("which is neither")
+        if every.isdecimal():
+            raise ValueError("which has no unit")
+        return Interval(seconds=Seconds(1)(every))
+    except ValueError as error:
+        raise UsageError(
+            f"every is {every!r}, {error}",
+            where=f"the script's checkpoint(every={every!r})",
+            fix="pass a number of optimizer steps (every=100), a duration (every='10m'), or"
+            " every='auto'",
+        ) from None
