@@ -39,9 +39,9 @@ from headway.trackers.choice import Chosen
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
 from headway.trackers.tracker_group import RUNS_FILE, LogWith, Tracking
+from headway.training.accelerator_setup import log_overrides, set_up_accelerator
 from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
-from headway.training.connector import connect, log_overrides
 from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedScheduler
 from headway.training.preparer import Preparer
@@ -54,7 +54,7 @@ from headway.training.training import Training
 class Parts(NamedTuple):
     """Components of an Accelerator; each owns its state and may use only the components before it.
 
-    For code that builds on Headway: unlike the Accelerator's own names, these may change.
+    For code that extends Headway; unlike the Accelerator's public names, these may change.
     """
 
     training: Training
@@ -74,9 +74,9 @@ PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
 class Accelerator(Process):
     """Run a training script on one or more processes; names and semantics are Accelerate's.
 
-    Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
-    or variable (logged to stderr) and must not contradict a flag. Under plain python or torchrun
-    the defaults are the best available device, precision `no` and no gradient accumulation.
+    Under `headway launch` the launcher's settings apply. An argument passed here overrides a
+    profile or variable, which is logged, and must not contradict a flag. Under plain python or
+    torchrun the defaults are the best available device, precision `no` and no accumulation.
 
     Args:
         device_placement: move models and batches to `device`.
@@ -85,11 +85,11 @@ class Accelerator(Process):
         gradient_accumulation_steps: number of micro-batches per optimizer step.
         cpu: use the CPU even if a GPU is available.
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
-        dataloader_config: how prepared loaders shard their data.
+        dataloader_config: options for sharding the data of prepared loaders.
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a
             LoggerType or a GeneralTracker instance; `all` selects all that are installed.
         project_dir: the folder for the trackers' files and for checkpoints.
-        project_config: a ProjectConfiguration, such as checkpoint naming and `total_limit`.
+        project_config: a ProjectConfiguration: checkpoint naming, `total_limit` and so on.
         resume_from: the checkpoint that `resume()` loads: "latest", the path of a checkpoint, or a
             project folder, whose newest checkpoint is loaded.
         seed: 0 to 2**32 - 1, for a reproducible run: calls `set_seed(seed)`, seeds the shuffling of
@@ -98,7 +98,7 @@ class Accelerator(Process):
             on the rank, worker or restart that loads it; see the page on checkpoints.
         global_batch_size: samples per optimizer step. Sets the batch size of prepared loaders
             according to the run's number of ranks and `gradient_accumulation_steps`.
-        step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
+        step_scheduler_with_optimizer: step schedulers only after an optimizer step.
         gradient_accumulation_plugin: replaces `gradient_accumulation_steps`.
         rng_types: the random generators whose state rank 0 broadcasts at the start of each epoch of
             a prepared loader: `torch`, `cuda`, `xpu`, `generator` (the samplers' generators, which
@@ -108,12 +108,12 @@ class Accelerator(Process):
             ProfileKwargs. A handler for a part that this run does not use has no effect.
         dynamo_backend: compile models with this torch.compile backend, such as "inductor".
         dynamo_plugin: replaces `dynamo_backend`.
-        strategy: how ranks share a model: `ddp` replicates it; `fsdp` shards each parameter over
-            all ranks; `hsdp` shards over `shard_size` ranks and replicates the shards; `auto` is
-            `ddp`. Or an instance of a custom Strategy.
-        shard_size: the number of ranks that one replica is sharded over, with `hsdp`.
-        wrap: the units to all-gather at a time: `auto` for the model's repeated blocks, class
-            names, or a minimum number of parameters.
+        strategy: how a model is distributed: `ddp` replicates it; `fsdp` shards each parameter
+            over all ranks; `hsdp` shards over `shard_size` ranks and replicates the shards; `auto`
+            is `ddp`. Or an instance of a custom Strategy.
+        shard_size: the number of ranks that a replica is sharded over, with `hsdp`.
+        wrap: the modules to shard and all-gather as units: `auto` for the model's repeated blocks,
+            class names, or a minimum number of parameters.
         activation_checkpointing: recompute the activations of each unit in the backward pass.
         cpu_offload: keep sharded parameters, gradients and optimizer states on the CPU.
         forward_methods: names of methods other than `forward()` that use the weights of a sharded
@@ -173,28 +173,28 @@ class Accelerator(Process):
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
-        given = Arguments.among(locals())
+        given = Arguments.select(locals())
         if unsupported:
             reject_unsupported(unsupported, signature(Accelerator).parameters)
         make_preparer, accepted = self.part_types
         arguments = accepted(given)
-        connected = connect(arguments)
-        super().__init__(connected.world)
-        training, project = connected.training, connected.project
+        setup = set_up_accelerator(arguments)
+        super().__init__(setup.world)
+        training, project = setup.training, setup.project
         preparer = make_preparer(
             training,
-            connected.data,
+            setup.data,
             device_placement=device_placement,
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             rng_types=rng_types,
             seed=seed,
             forward_methods=forward_methods or (),
         )
-        tracking = Tracking(connected.world.is_main, arguments.log_with, project)
+        tracking = Tracking(setup.world.is_main, arguments.log_with, project)
         checkpoints = Checkpointer(
             training,
             project,
-            began_at=connected.settings.run.began_at,
+            began_at=setup.settings.run.began_at,
             extra_files={RUNS_FILE: tracking.run_ids},
         )
         self.parts = Parts(
@@ -203,14 +203,12 @@ class Accelerator(Process):
             Steps(training),
             tracking,
             checkpoints,
-            Preemption(checkpoints, tracking, connected.settings, self.end_training),
-            connected.handlers,
+            Preemption(checkpoints, tracking, setup.settings, self.end_training),
+            setup.handlers,
         )
-        self.state = share(
-            connected.world, training.precision, connected.dynamo, connected.fsdp_plugin
-        )
+        self.state = share(setup.world, training.precision, setup.dynamo, setup.fsdp_plugin)
         self.gradient_state = share_accumulation(training.accumulation)
-        log_overrides(connected, strategy)
+        log_overrides(setup, strategy)
 
     # ------------------------------------------------------------------ prepare: Preparer
 
@@ -219,7 +217,7 @@ class Accelerator(Process):
 
         A single argument returns the object itself, several return a tuple. Objects of other types
         and objects that are already prepared are returned unchanged. Objects prepared by another
-        Accelerator use this one from now on.
+        Accelerator are registered with this one.
 
         Args:
             args: torch objects, or instances of subclasses of torch's classes.
@@ -337,7 +335,7 @@ class Accelerator(Process):
 
     @property
     def step_scheduler_with_optimizer(self) -> bool:
-        """Whether a scheduler's `step()` counts only after an optimizer step."""
+        """Whether schedulers step only after an optimizer step."""
         return self.parts.preparer.step_scheduler_with_optimizer
 
     @property
@@ -351,7 +349,7 @@ class Accelerator(Process):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders shard their data; changes apply to loaders prepared afterwards."""
+        """Options for sharding data; changes apply to loaders prepared afterwards."""
         return self.parts.preparer.data
 
     @dataloader_config.setter
@@ -398,10 +396,10 @@ class Accelerator(Process):
 
         Args:
             loss: the mean over the micro-batch; with `num_tokens`, the sum over its tokens.
-            num_tokens: number of tokens that `loss` sums over on this rank, at least 0. The
-                gradients of an optimizer step are then those of the mean over all tokens of all its
-                micro-batches and ranks, as for one large batch. With gradient accumulation, every
-                micro-batch of the step must pass it, and call backward once.
+            num_tokens: number of tokens summed in `loss` on this rank, at least 0. The gradients of
+                an optimizer step are then those of the mean loss over the tokens of all its
+                micro-batches and ranks, as for one large batch. With gradient accumulation, pass it
+                for every micro-batch of the step, and call backward once in each.
             kwargs: passed to `loss.backward()`.
 
         Raises:
@@ -422,11 +420,11 @@ class Accelerator(Process):
             raise
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Start a micro-batch: every n-th, and the last of a loader, completes an optimizer step.
+        """Start a micro-batch, and return a context for its forward and backward pass.
 
-        Run the forward and backward pass of `models`, or of all prepared models, in the returned
-        context. The last step of an epoch may have fewer than n micro-batches; each still has
-        weight 1/n.
+        Every n-th micro-batch, and the last of a loader, completes an optimizer step of `models`,
+        by default all prepared models; n is `gradient_accumulation_steps`. The last step of an
+        epoch may have fewer micro-batches; each still has weight 1/n.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -506,7 +504,7 @@ class Accelerator(Process):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradient norm, except in accumulation steps; return the norm before clipping.
+        """Clip the gradient norm unless gradients accumulate; return the norm before clipping.
 
         Args:
             max_norm: the maximum total norm of the gradients.
@@ -526,7 +524,7 @@ class Accelerator(Process):
         return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], except in accumulation steps.
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -615,7 +613,7 @@ class Accelerator(Process):
         """Return a context in which models are created without allocating their weights.
 
         Applies only to strategies that shard models: `prepare` then initializes one unit at a time
-        with its modules' `reset_parameters()`, or uses the weights that rank 0 has loaded since.
+        with its modules' `reset_parameters()`, or uses weights that rank 0 has loaded before.
         With other strategies models are created as usual.
 
         Examples:
@@ -627,25 +625,25 @@ class Accelerator(Process):
         return self.parts.training.strategy.empty_init()
 
     @contextmanager
-    def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Return a context with the unwrapped model and its full, unsharded weights.
+    def unsharded(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """Return a context that yields the unwrapped model with its full, unsharded weights.
 
         If the model is sharded, every rank must enter the context, and changes made to the weights
         inside it are discarded.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.whole(model) as inner:
+            >>> with accelerator.unsharded(model) as inner:
             ...     inner.weight.shape
             torch.Size([1, 2])
         """
         training = self.parts.training
-        inner = training.inner(model, "whole(...)")
-        with training.strategy.whole(inner):
+        inner = training.inner(model, "unsharded(...)")
+        with training.strategy.unsharded(inner):
             yield inner
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state dict of any model; a collective call.
+        """Return the full state dict of a model; a collective call.
 
         With `unwrap`, the keys are those of the unwrapped model.
 
@@ -666,7 +664,7 @@ class Accelerator(Process):
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of any model on rank 0; every rank must call this.
+        """Write the weights of a model on rank 0; every rank must call this.
 
         Uses the file names of Hugging Face libraries. Creates the folder if necessary, and removes
         the files of an earlier save from it.
@@ -722,7 +720,7 @@ class Accelerator(Process):
     ) -> str:
         """Save the full training state as a checkpoint and return its folder.
 
-        The checkpoint is committed once it is complete. It holds models, optimizers, schedulers,
+        The checkpoint is committed once it is complete. It contains models, optimizers, schedulers,
         the loss scale, registered objects, the positions of prepared loaders and each rank's random
         number generators; during gradient accumulation also each rank's gradients. An older
         checkpoint in the same folder is replaced atomically; other files in the folder are kept.
@@ -736,10 +734,9 @@ class Accelerator(Process):
             safe_serialization: has no effect; there is one format, which contains no pickles.
             allow_pickle: pickle the states of registered objects that contain anything other than
                 values and tensors. `load_state` then needs it as well.
-            wait: False: return once the state is copied to CPU memory, which is reused for the next
-                checkpoint; a thread writes it. It is committed by the time `wait_for_checkpoint`
-                returns. The next `save_state` or `load_state`, `end_training` and the end of the
-                script also wait for it.
+            wait: False: return once the state is copied to CPU memory; a thread writes it. The
+                memory is reused for the next checkpoint. `wait_for_checkpoint`, `save_state`,
+                `load_state`, `end_training` and the end of the script wait until it is committed.
 
         Raises:
             UsageError: there is no folder to save to, or not every rank calls it.
@@ -793,7 +790,7 @@ class Accelerator(Process):
         """Save the checkpoint that `checkpoint` scheduled, and wait until all are written.
 
         Raises:
-            CheckpointError: a rank could not save; raised on all, and older checkpoints are kept.
+            CheckpointError: a rank could not save; raised on all ranks. Older checkpoints are kept.
         """
         self.parts.checkpoints.wait_for_checkpoint()
 
@@ -867,7 +864,7 @@ class Accelerator(Process):
     # ------------------------------------------------------------------ interruptions: Preemption
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Resume from the newest checkpoint of the project folder, if any; rank 0 logs which.
+        """Resume from the newest checkpoint in the project folder, if any; rank 0 logs its path.
 
         Call it on every rank after `prepare` and `register_for_checkpointing`. Considers the
         checkpoints that `checkpoint` and `save_state` wrote in `project_dir` and its subfolder
@@ -887,13 +884,13 @@ class Accelerator(Process):
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
-        """Save when a save is due; save and exit when the job must stop.
+        """Save if a save is due; save and exit if the job must stop.
 
         Call it on every rank at the end of the loop body, in each iteration. It is cheap when no
         save is due, and a no-op between the micro-batches of a step. A job must stop after SIGTERM,
         SIGUSR1, SIGHUP (the terminal was closed) or Ctrl-C on a rank or the launcher, and at its
-        `--time-limit`. All ranks then exit after the same step by SystemExit with code 75 ("saved,
-        run me again"), or 130 after Ctrl-C. Signals are handled from the first call on.
+        `--time-limit`. All ranks then raise SystemExit after the same step, with code 75 ("saved,
+        restart me"), or 130 after Ctrl-C. Signals are handled from the first call on.
 
         Checkpoints are taken between batches: in a loop over a prepared loader, when the loop
         requests its next batch; after the last batch, when the next epoch starts, or in
@@ -910,7 +907,7 @@ class Accelerator(Process):
                 happens at once, and measures the duration.
             allow_pickle: as in `save_state`.
             wait: False: as in `save_state`, a thread writes while training continues. If the job
-                must stop, the call waits nevertheless.
+                must stop, the call waits anyway.
 
         Returns:
             The folder of the checkpoint that was saved or is due.
@@ -933,7 +930,7 @@ class Accelerator(Process):
             'runs/digits/checkpoints/step_00000000'
             >>> accelerator.end_training()
         """
-        if {type(allow_pickle), type(wait)} != {bool}:  # as fast as can be
+        if {type(allow_pickle), type(wait)} != {bool}:  # skips check_call in the common case
             check_call(Accelerator.checkpoint, (), {"allow_pickle": allow_pickle, "wait": wait})
         return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
@@ -941,8 +938,8 @@ class Accelerator(Process):
     def should_stop(self) -> bool:
         """Whether the job must stop; for loops that cannot call `checkpoint(every=...)`.
 
-        Every rank must read it equally often, and gets the same value. `checkpoint()` then saves
-        and exits.
+        Every rank must read it the same number of times, and gets the same value. If it is True,
+        `checkpoint()` saves and exits.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
@@ -1032,7 +1029,7 @@ class Accelerator(Process):
     def gather(self, tensor: Any) -> Any:
         """Return the tensors of all ranks, concatenated along dimension 0 in rank order.
 
-        See `headway.utils.gather`, and the functions of the same names as the methods below.
+        See `headway.utils.gather`; the methods below have the same names as functions there.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))
@@ -1116,14 +1113,14 @@ class Accelerator(Process):
     )
     fp8_enabled = has_lomo_optimizer = is_composable_parallelism_enabled = False
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ finish
 
     def end_training(self) -> None:
         """Finish the run; call it last, on every rank.
 
         Waits for a checkpoint that is being written, regardless of signals; then restores the
         signal handlers, finishes trackers (which also happens without this call) and destroys the
-        process group. Waits until the other ranks call this or have left the script.
+        process group. Waits until the other ranks call this or have exited the script.
 
         Raises:
             UsageError: another rank continues training or has different weights; the run continues.

@@ -1,16 +1,16 @@
-"""The errors that Headway raises on purpose.
+"""Headway's exceptions.
 
     HeadwayError            the base class
     ├── ConfigError         a flag, variable, profile or script name is wrong     exit 2
     ├── MachineError        this machine cannot do what was requested             exit 3
     ├── LaunchError         the ranks could not be started                        exit 4
     │   └── WorkerFailed    a rank failed                                         exit: the rank's
-    ├── CheckpointError     a checkpoint is missing, damaged or does not fit      exit 1
-    └── UsageError          a script calls the runtime in a way that cannot work  exit 2
-        ├── WrongType       with an argument of the wrong type; also a TypeError  exit 2
-        └── OutOfMemory     with no batch size that fits; also a RuntimeError     exit 2
+    ├── CheckpointError     a checkpoint is missing, damaged or incompatible      exit 1
+    └── UsageError          a script uses the runtime incorrectly                 exit 2
+        ├── WrongType       an argument has the wrong type; also a TypeError      exit 2
+        └── OutOfMemory     no batch size fits into memory; also a RuntimeError   exit 2
 
-Printed once, by `headway/commands/main.py`. A traceback from a command is a bug in Headway.
+`headway/commands/main.py` prints them once. A traceback from a command is a bug in Headway.
 """
 
 import signal
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-if TYPE_CHECKING:  # it would compile its bound
+if TYPE_CHECKING:  # TypeVar compiles its bound
     E = TypeVar("E", bound="HeadwayError")
 
 
@@ -26,7 +26,7 @@ MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ra
 
 
 class Code(Enum):
-    """Identifies a problem in code; never shown."""
+    """Identifies a problem in code; never printed."""
 
     # within one source
     UNKNOWN_SETTING = auto()
@@ -71,7 +71,7 @@ class Problem(NamedTuple):
 
     what: str  # a sentence with the offending value
     where: str  # the file and line, variable, flag or call that the value came from
-    fix: str  # what the user can type or change
+    fix: str  # a command or change that solves it
     details: str = ""  # shown between what and where: a traceback
     code: Code | None = None  # identifies the problem to code that handles it
     names: tuple[str, ...] = ()  # settings, first the one to change; env.NAME is a variable
@@ -93,7 +93,7 @@ class HeadwayError(Exception):
     Args:
         what: a sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
-        fix: what the user can type or change.
+        fix: a command or change that solves it.
 
     Examples:
         >>> from headway import Accelerator, HeadwayError
@@ -157,11 +157,11 @@ class WorkerFailed(LaunchError):
 
 
 class CheckpointError(HeadwayError, ValueError, RuntimeError):
-    """A checkpoint is missing, damaged or does not fit."""
+    """A checkpoint is missing, damaged or incompatible."""
 
 
 class UsageError(HeadwayError, ValueError):
-    """A script calls the runtime in a way that cannot work."""
+    """A script uses the runtime incorrectly."""
 
     exit_code = 2
 

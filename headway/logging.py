@@ -6,7 +6,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-from headway.distributed.meeting import barrier
+from headway.distributed.call_barrier import barrier
 from headway.distributed.world import group_device, rank_and_size_without_group, require_group
 from headway.errors import UsageError
 from headway.ipc.run_contract import read_log_level
@@ -15,7 +15,7 @@ from headway.ipc.run_contract import read_log_level
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     """Return the logger `name`, which by default logs on rank 0 only.
 
-    Calls take `main_process_only` (True) and `in_order` (False), see `MultiProcessAdapter.log`.
+    Its methods accept `main_process_only` and `in_order`; see `MultiProcessAdapter.log`.
     Before an Accelerator is created, the rank is read from the launcher's environment variables.
 
     Args:
@@ -81,7 +81,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
         return msg, kwargs
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """Log `msg % args`; `info`, `warning` and so on take the same keyword arguments.
+        """Log `msg % args`; `info`, `warning` and so on accept the same keyword arguments.
 
         Args:
             level: such as `logging.INFO`.
@@ -114,7 +114,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     def warning_once(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Log a warning, unless this logger has already logged the same text.
 
-        Takes the same arguments as `log`, except for the level.
+        Accepts the same arguments as `log`, except for the level.
 
         Examples:
             >>> from headway.logging import get_logger

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from headway.devices.table import KINDS, outside_kinds
+from headway.devices.table import KINDS, extension_kinds
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.handler import checked
-from headway.distributed.meeting import meet
 from headway.errors import OutOfMemory, UsageError, WrongType
 
 T = TypeVar("T")
@@ -35,12 +35,12 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
     """
     if garbage_collection:
         gc.collect()
-    for kind in (*KINDS.values(), *outside_kinds().values()):
+    for kind in (*KINDS.values(), *extension_kinds().values()):
         kind.empty_cache()
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """Release objects and the memory they hold, as in `a, b = release_memory(a, b)`.
+    """Release objects and their memory, as in `a, b = release_memory(a, b)`.
 
     Returns:
         One None per object, to assign to the variables that refer to the objects.
@@ -98,7 +98,7 @@ def find_executable_batch_size(
     *,
     factor: float = HALF,
 ) -> Any:
-    """Retry a function with smaller batch sizes until it fits into memory.
+    """Retry a function with smaller batch sizes until it fits in memory.
 
     After an out-of-memory error the size is halved. All ranks use the same size: an error on one
     rank reduces the size on all ranks once all have finished the attempt. If memory runs out on a
@@ -151,12 +151,12 @@ def find_executable_batch_size(
         _check_arguments(function, args)
         while size > 0:
             clear_device_cache(garbage_collection=True)
-            ended = attempt_on_all_ranks(partial(function, size, *args, **kwargs))
-            if ended is not None:
-                return ended[0]
+            result = attempt_on_all_ranks(partial(function, size, *args, **kwargs))
+            if result is not None:
+                return result[0]
             before = size
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
-            _check_falls(before, size)
+            _check_decreases(before, size)
         raise OutOfMemory(
             f"{function.__name__}() ran out of memory with every batch size until it reached 0",
             where=f"the script's {CALL}",
@@ -166,7 +166,7 @@ def find_executable_batch_size(
     return attempt
 
 
-def _check_falls(before: int, size: int) -> None:
+def _check_decreases(before: int, size: int) -> None:
     if size >= before:
         raise UsageError(
             f"memory ran out with batch size {before}, but the next batch size is {size}",
@@ -202,15 +202,15 @@ def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
     Ranks agree once all have finished the attempt; errors other than out of memory propagate.
     """
     try:
-        ended: tuple[Any] | None = (function(),)
+        result: tuple[Any] | None = (function(),)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        ended = None
+        result = None
     try:
-        differ = meet(CALL, "memory ran out" if ended is None else "done")
+        differ = call_barrier(CALL, "memory ran out" if result is None else "done")
     except UsageError as error:  # another rank waits for this rank in a collective
-        if ended is not None:
+        if result is not None:
             raise
         raise OutOfMemory(
             f"memory ran out on this rank alone: {error.problems[0].what}",
@@ -218,4 +218,4 @@ def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
             fix="pass a smaller starting_batch_size: ranks can only retry together if memory runs"
             " out on all of them, or outside of collectives",
         ) from None
-    return None if differ else ended
+    return None if differ else result

@@ -1,4 +1,4 @@
-"""Launchers for notebooks and for debugging, which fork ranks from this process.
+"""Launchers for notebooks and debugging, which fork ranks from this process.
 
 Ranks are forked rather than spawned so that functions defined in a notebook work.
 """
@@ -71,7 +71,7 @@ def notebook_launcher(
 
     Raises:
         UsageError: an argument is invalid, this process already uses a GPU, or it is a rank.
-        WorkerFailed: a rank failed; with its traceback. All other ranks have been stopped.
+        WorkerFailed: a rank failed; contains its traceback. All other ranks have been stopped.
 
     Examples:
         >>> from headway import Accelerator, notebook_launcher
@@ -108,7 +108,7 @@ def debug_launcher(
 
     Raises:
         UsageError: `num_processes` is below 1, or this process is a rank or uses a GPU.
-        WorkerFailed: a rank failed; with its traceback. All other ranks have been stopped.
+        WorkerFailed: a rank failed; contains its traceback. All other ranks have been stopped.
 
     Examples:
         >>> import torch
@@ -143,8 +143,7 @@ def _check_process(num_processes: int) -> None:
 def _run_ranks(
     function: Callable[..., Any], args: Sequence[Any], run: RunContract, count: int, port: int = 0
 ) -> None:
-    # slow to import
-    from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+    from torch.distributed.elastic.multiprocessing.tail_log import TailLog  # slow to import
 
     sys.stdout.flush()
     sys.stderr.flush()
@@ -167,7 +166,7 @@ def _run_ranks(
         stack.enter_context(patch_environment(**variables))
         group = stack.enter_context(_process_group())
         given = (function, args, folder, group)
-        ranks: Any = start_processes(_be_rank, given, count, join=False, start_method="fork")  # type: ignore[no-untyped-call]
+        ranks: Any = start_processes(_run_rank, given, count, join=False, start_method="fork")  # type: ignore[no-untyped-call]
         try:
             while not ranks.join(grace_period=GRACE_S):
                 pass
@@ -175,7 +174,7 @@ def _run_ranks(
             raise _failure(ranks, failure, count) from None
 
 
-def _be_rank(
+def _run_rank(
     rank: int, function: Callable[..., Any], args: Sequence[Any], folder: Path, group: int
 ) -> None:
     """Set up a forked process as a rank, and call `function`.
@@ -185,9 +184,8 @@ def _be_rank(
     """
     atexit._clear()  # unregister the notebook's functions
     os.setpgid(0, group)
-    signals.restore_handlers(
-        dict.fromkeys(_STOPS, signal.SIG_DFL)
-    )  # the notebook sets its own handlers
+    # the notebook sets its own handlers
+    signals.restore_handlers(dict.fromkeys(_STOPS, signal.SIG_DFL))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
         path = folder / f"{rank}.{number}"
@@ -236,9 +234,9 @@ def _failure(ranks: Any, failure: Any, size: int) -> WorkerFailed:
         rank, trace = ranks.error_files.index(found[0]), pickle.loads(Path(found[0]).read_bytes())
     for file in found:
         os.unlink(file)
-    how = trace.strip().splitlines()[-1] if trace else f"exited with code {code}"
+    error = trace.strip().splitlines()[-1] if trace else f"exited with code {code}"
     return WorkerFailed(
-        f"rank {rank} of {size} failed: {how}",
+        f"rank {rank} of {size} failed: {error}",
         where=f"process {ranks.processes[rank].pid}, forked from this process",
         fix="correct the launched function, and call the launcher again",
         details=trace,

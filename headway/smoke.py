@@ -1,4 +1,4 @@
-"""A training run of a few seconds that `headway test` starts on every rank to verify a launch.
+"""A short training run that `headway test` starts on every rank to verify a launch.
 
 headway launch --num-processes 2 -m headway.smoke results.json
 """
@@ -25,7 +25,7 @@ REDUCED_BYTES = 2**24  # of an all-reduce, per rank
 REPETITIONS = 5
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     """Result of a check on one rank."""
 
     is_right: bool
@@ -39,38 +39,38 @@ def main(results: str) -> None:
     accelerator.gradient_accumulation_steps = 1
     ranks, kind = accelerator.num_processes, accelerator.distributed_type.value
     what = f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
-    rows = [_row("start", Verdict(True, what), began)]
+    rows = [_row("start", Outcome(True, what), began)]
     for name, check in CHECKS.items():
         began = time.perf_counter()
         mine = check(accelerator)
-        outcomes = [Verdict(*fields) for fields in gather_object([tuple(mine)])]
+        outcomes = [Outcome(*fields) for fields in gather_object([tuple(mine)])]
         wrong = [f"rank {rank}: {item.what}" for rank, item in enumerate(outcomes) if not item[0]]
-        rows.append(_row(name, Verdict(not wrong, "; ".join(wrong) or outcomes[0].what), began))
+        rows.append(_row(name, Outcome(not wrong, "; ".join(wrong) or outcomes[0].what), began))
     if accelerator.is_main_process:
         with open(results, "w", encoding="utf-8") as file:
             json.dump(rows, file)
     accelerator.end_training()
 
 
-def _row(name: str, outcome: Verdict, began: float) -> dict[str, object]:
+def _row(name: str, outcome: Outcome, began: float) -> dict[str, object]:
     status = "ok" if outcome.is_right else "error"
     seconds = time.perf_counter() - began
     return {"check": name, "status": status, "what": outcome.what, "seconds": seconds}
 
 
-def check_ranks(accelerator: Accelerator) -> Verdict:
-    """Check that every rank exists once and has the right number."""
+def check_ranks(accelerator: Accelerator) -> Outcome:
+    """Check that each rank number occurs exactly once."""
     ranks = gather_object([accelerator.process_index])
-    promised = (read_ranks() or Ranks()).world_size
-    is_right = ranks == list(range(promised))
-    return Verdict(is_right, f"ranks {', '.join(map(str, ranks))} of {promised}")
+    expected = (read_ranks() or Ranks()).world_size
+    is_right = ranks == list(range(expected))
+    return Outcome(is_right, f"ranks {', '.join(map(str, ranks))} of {expected}")
 
 
-def check_all_reduce(accelerator: Accelerator) -> Verdict:
+def check_all_reduce(accelerator: Accelerator) -> Outcome:
     """Check an all-reduce, and measure its bus bandwidth as defined by nccl-tests."""
     size = accelerator.num_processes
     if size == 1:
-        return Verdict(True, "skipped: only one rank")
+        return Outcome(True, "skipped: only one rank")
     numbers = torch.full((REDUCED_BYTES // 4,), accelerator.process_index + 1.0)
     numbers = numbers.to(accelerator.device)
     total = accelerator.reduce(numbers)  # warms up, too
@@ -82,14 +82,14 @@ def check_all_reduce(accelerator: Accelerator) -> Verdict:
         seconds.append(time.perf_counter() - began)
     bandwidth = REDUCED_BYTES / min(seconds) * 2 * (size - 1) / size
     is_right = bool((total == size * (size + 1) / 2).all())
-    return Verdict(
+    return Outcome(
         is_right,
         f"{REDUCED_BYTES // 2**20} MiB, sum {'right' if is_right else 'wrong'}, "
         f"bus bandwidth {bandwidth / 1e9:.2f} GB/s",
     )
 
 
-def check_precision(accelerator: Accelerator) -> Verdict:
+def check_precision(accelerator: Accelerator) -> Outcome:
     """Check that a prepared model multiplies matrices in the requested precision."""
     seen: list[torch.dtype] = []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
@@ -99,10 +99,10 @@ def check_precision(accelerator: Accelerator) -> Verdict:
     accelerator.free_memory()
     wanted = getattr(torch, PRECISIONS[accelerator.mixed_precision].dtype)
     name = str(seen[0]).removeprefix("torch.")
-    return Verdict(seen == [wanted], f"matrices are multiplied in {name}")
+    return Outcome(seen == [wanted], f"matrices are multiplied in {name}")
 
 
-def check_step(accelerator: Accelerator) -> Verdict:
+def check_step(accelerator: Accelerator) -> Outcome:
     """Check that a data-parallel step equals a single-process step on the global batch."""
     set_seed(0)
     size, rank = accelerator.num_processes, accelerator.process_index
@@ -128,13 +128,13 @@ def check_step(accelerator: Accelerator) -> Verdict:
     pairs = zip(together.parameters(), alone.parameters(), strict=True)
     difference = max(float((ours - other).detach().abs().max()) for ours, other in pairs)
     accelerator.free_memory()
-    return Verdict(
+    return Outcome(
         difference <= PRECISIONS[accelerator.mixed_precision].tolerance,
         f"weights differ by {difference:.1e} from a single process",
     )
 
 
-def check_loader(accelerator: Accelerator) -> Verdict:
+def check_loader(accelerator: Accelerator) -> Outcome:
     """Check that the ranks together read every sample of a dataset once."""
     count = 11 * accelerator.num_processes + 3  # not divisible by batch size or ranks
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=4))
@@ -143,10 +143,10 @@ def check_loader(accelerator: Accelerator) -> Verdict:
         samples += accelerator.gather_for_metrics(batch).tolist()
     accelerator.free_memory()
     is_right = samples == list(range(count))
-    return Verdict(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
+    return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
 
 
-CHECKS: dict[str, Callable[[Accelerator], Verdict]] = {
+CHECKS: dict[str, Callable[[Accelerator], Outcome]] = {
     "ranks": check_ranks,
     "all-reduce": check_all_reduce,
     "precision": check_precision,

@@ -39,8 +39,8 @@ class PartialState(Process):
     """Rank and device of this process, shared by all instances and every Accelerator.
 
     The first instance, or the first Accelerator, selects the device and initializes the process
-    group. An Accelerator is not required; one that is created later uses the same device unless
-    its arguments select another device, which then applies to all instances.
+    group. An Accelerator is not required; an Accelerator created later uses the same device
+    unless its arguments select another device, which then applies to all instances.
 
     Args:
         cpu: use the CPU even if a GPU is available.
@@ -86,7 +86,7 @@ class PartialState(Process):
 
     @property
     def initialized(self) -> bool:
-        """Whether there is anything to share yet."""
+        """Whether the shared state has been set."""
         return bool(self._shared_state)
 
     @property
@@ -127,10 +127,10 @@ class PartialState(Process):
 
 
 class AcceleratorState(PartialState):
-    """PartialState, with the precision and compiler settings of the most recent Accelerator.
+    """PartialState with the precision and compiler settings of the most recent Accelerator.
 
     Args:
-        mixed_precision: `no`, `fp16` or `bf16`; None uses the launcher's setting, else `no`.
+        mixed_precision: `no`, `fp16` or `bf16`; None uses the launcher's setting, or `no`.
         cpu: use the CPU even if a GPU is available.
         dynamo_plugin: how models are compiled.
         arguments: passed to PartialState; Accelerate's other arguments raise unless they are None.
@@ -247,7 +247,7 @@ class GradientState:
     """Gradient accumulation state of the most recent Accelerator.
 
     Args:
-        gradient_accumulation_plugin: changes how gradients accumulate from now on.
+        gradient_accumulation_plugin: new settings, which replace the current ones.
 
     Examples:
         >>> from headway.state import GradientState
@@ -274,11 +274,11 @@ class GradientState:
     def _reset_state() -> None:
         """Reset the shared state, for tests."""
         GradientState._shared_state.clear()
-        current_loop().passed = None
+        current_loop().ended_loop = None
 
     @property
     def initialized(self) -> bool:
-        """Whether there is anything to share yet."""
+        """Whether the shared state has been set."""
         return bool(self._shared_state)
 
     @property
@@ -321,12 +321,12 @@ class GradientState:
 
     @property
     def active_dataloader(self) -> Any:
-        """The prepared loader of the innermost loop; None outside all of them."""
+        """The prepared loader of the innermost loop; None outside of loops."""
         return current_loop().loader
 
     @property
     def dataloader_references(self) -> list[Any]:
-        """None, followed by the prepared loaders of all loops from the outermost in."""
+        """None, followed by the prepared loaders of all loops, outermost first."""
         return [None, *(loop.loader for loop in open_loops())]
 
     @property
@@ -338,7 +338,7 @@ class GradientState:
     def remainder(self) -> int:
         """The number of samples in the active loader's last global batch if it is not full.
 
-        0 if it is full; -1 if unknown or outside all loops.
+        0 if it is full; -1 if unknown or outside of loops.
         """
         return getattr(self.active_dataloader, "remainder", -1)
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from headway.checkpoint.saving import Prepared, agree, remove_on_failure, write_prepared
 from headway.checkpoint.tensors import local_part
 from headway.devices.table import kind_of
-from headway.distributed.meeting import meet
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
 from headway.errors import HeadwayError
 from headway.ipc import signals
@@ -68,7 +68,7 @@ class Background:
     def wait(self) -> None:
         """Wait until the checkpoint is written; raise an error of any rank on all ranks, once."""
         if self._thread is not None:
-            meet("wait_for_checkpoint()")
+            call_barrier("wait_for_checkpoint()")
             self._join()
             self._thread = None
             agree(self._raise_failure)

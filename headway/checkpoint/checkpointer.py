@@ -24,7 +24,7 @@ from headway.checkpoint.folders import (
     prune,
 )
 from headway.checkpoint.schedule import RECORD_FILE, Schedule
-from headway.distributed.meeting import meet
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
 from headway.ipc.paths import is_absent
@@ -83,7 +83,7 @@ class Checkpointer:
         name = NUMBERED if project.automatic_checkpoint_naming else None
         with self.training.progress.calling("save_state"):
             require_group("save_state(...)")
-            meet("save_state(...)")
+            call_barrier("save_state(...)")
             self.wait_for_checkpoint()
             self.save_to(target, allow_pickle, wait=wait, name=name, keep=project.total_limit)
         project.iteration += 1
@@ -151,7 +151,7 @@ class Checkpointer:
 
     def wait_for_checkpoint(self) -> None:
         """Save a due checkpoint, if any, and wait until the latest checkpoint is written."""
-        self.training.run.checkpoint.take()
+        self.training.run.checkpoint.save()
         if self._background is not None:
             self._background.wait()
 
@@ -159,7 +159,7 @@ class Checkpointer:
         """Save a due checkpoint unless the script has failed, and wait for the write."""
         if getattr(sys, "last_type", None) is None:
             try:
-                self.training.run.checkpoint.take()
+                self.training.run.checkpoint.save()
             except Exception as error:  # noqa: BLE001  any error fails the exit
                 from headway.checkpoint.background import fail_at_exit
 
@@ -174,7 +174,7 @@ class Checkpointer:
             CheckpointError: this rank could not save the checkpoint.
         """
         try:
-            self.training.run.checkpoint.take()
+            self.training.run.checkpoint.save()
             if self._background is not None:
                 self._background.close()
         finally:
@@ -190,7 +190,7 @@ class Checkpointer:
         from headway.checkpoint.training_state import SavedState, parts_of, shard_like
 
         with self.training.progress.calling("load_state"):
-            meet("load_state(...)")
+            call_barrier("load_state(...)")
             self.wait_for_checkpoint()
             given = self._folder_to_load(input_dir)
             # rank 0's folder, as in save_state: some scripts create a temporary folder on each rank

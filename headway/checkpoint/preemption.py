@@ -32,7 +32,7 @@ from headway.checkpoint.schedule import (
     interval_of,
 )
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
-from headway.distributed.meeting import meet
+from headway.distributed.call_barrier import call_barrier
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
@@ -137,8 +137,8 @@ class Preemption:
                 if optimizer.step_count >= check_at:
                     break
             else:
-                if due.asked:
-                    due.note_leader()
+                if due.requests:
+                    due.update_leader()
                 return None
         with self._training.progress.calling("checkpoint"):
             return self._checkpoint_now(every, allow_pickle, wait)
@@ -149,7 +149,7 @@ class Preemption:
             return self._by_calls.ask(StopRequest.NONE) is not StopRequest.NONE
         if self._request is StopRequest.NONE and not self._training.accumulation.is_open:
             with self._training.progress.calling("should_stop"):
-                meet("should_stop")
+                call_barrier("should_stop")
                 self._record_request(self._by_calls.ask(self._trap_signals().request))
         return self._request is not StopRequest.NONE
 
@@ -157,7 +157,7 @@ class Preemption:
         from headway.checkpoint.saving import on_rank_0
 
         project = self._checkpoints.project_folder("resume")
-        meet("resume()")
+        call_barrier("resume()")
         self._checkpoints.wait_for_checkpoint()  # else `resume` would treat it as a leftover
         training = self._training
         self._resumed_with = training.num_objects
@@ -220,11 +220,11 @@ class Preemption:
             raise SystemExit(self._exit_code)
         project = self._checkpoints.project_folder("checkpoint")
         if self._signals is None:
-            meet("checkpoint(...)")
+            call_barrier("checkpoint(...)")
             self._trap_signals()
         if every is not None and self._training.accumulation.is_open:
             return None
-        meet("checkpoint(...)")
+        call_barrier("checkpoint(...)")
         self._require_prepared_before()
         self._optimizers = self._training.optimizers
         if every is not None and not self._optimizers:
@@ -239,7 +239,7 @@ class Preemption:
             return None
         take = partial(self._save_and_stop, project, allow_pickle, wait)
         self._schedule.saved(step, time.monotonic())
-        if due.mark(take):
+        if due.schedule(take):
             atexit.unregister(self._at_end)
             save_due_at_exit = WeakMethod(self._checkpoints.save_due_at_exit)
             self._at_end = lambda: (save_due_at_exit() or bool)()

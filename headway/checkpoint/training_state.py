@@ -34,9 +34,9 @@ from headway.training.optimizer import (
     Groups,
     PreparedOptimizer,
     PreparedScheduler,
-    of_optimizer,
-    of_scheduler,
-    replaced,
+    optimizer_options,
+    override_notes,
+    scheduler_options,
 )
 from headway.training.training import Training
 
@@ -220,7 +220,7 @@ class _Objects(_Part):
 
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
         """Report the script's hyperparameters that the checkpoint replaced, and record `before`."""
-        for line in replaced(one.hyperparameters, before, loaded, self.setter_code):
+        for line in override_notes(one.hyperparameters, before, loaded, self.setter_code):
             self._training.run.report(line)
         one.hyperparameters = before
 
@@ -266,7 +266,7 @@ class Optimizers(_Objects):
             yield name
             optimizer.load_state_dict(saved["state"])
             optimizer.step_count, optimizer.step_was_skipped = saved["steps"], saved["skipped"]
-            loaded = of_optimizer(optimizer.optimizer)
+            loaded = optimizer_options(optimizer.optimizer)
             self._report_replaced(optimizer, saved["hyperparameters"], loaded)
 
 
@@ -295,7 +295,7 @@ class Schedulers(_Objects):
             yield name
             scheduler.scheduler.load_state_dict(saved["state"])
             scheduler.seen_steps = saved["seen_steps"]
-            loaded = of_scheduler(scheduler.scheduler)
+            loaded = scheduler_options(scheduler.scheduler)
             self._report_replaced(scheduler, saved["hyperparameters"], loaded)
 
 
@@ -481,7 +481,7 @@ class RankState(_Part):
             "buffers": [*zip(own_buffers, broadcasts, strict=True)] if own_buffers else [],
             "gradients": [None if p.grad is None else local_part(p.grad) for p in parameters],
             "positions": [
-                loader.state_dict() if loader.num_shares else None for loader in training.loaders
+                loader.state_dict() if loader.data_shards else None for loader in training.loaders
             ],
         }
 

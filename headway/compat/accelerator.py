@@ -22,7 +22,7 @@ from headway.errors import UsageError
 from headway.ipc.stderr import log
 from headway.training.arguments import Arguments
 from headway.training.metrics import gather_for_metrics
-from headway.training.optimizer import PreparedOptimizer, PreparedScheduler, of_scheduler
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler, scheduler_options
 from headway.training.preparer import Preparer
 from headway.training.steps import Tensors
 
@@ -51,7 +51,7 @@ class AcceleratedScheduler(PreparedScheduler):
         split_batches: bool = False,
     ) -> None:
         self.scheduler = scheduler
-        self.hyperparameters = of_scheduler(scheduler)
+        self.hyperparameters = scheduler_options(scheduler)
         self.optimizers = (
             [optimizers] if isinstance(optimizers, PreparedOptimizer) else list(optimizers)
         )
@@ -64,10 +64,10 @@ class AcceleratedScheduler(PreparedScheduler):
             self.scheduler.step(*args, **kwargs)
         elif not any(optimizer.is_withheld for optimizer in self.optimizers):
             for _ in range(1 if self.split_batches else rank_and_size()[1]):
-                if not self._is_at_its_end():
+                if not self._is_finished():
                     self.scheduler.step(*args, **kwargs)
 
-    def _is_at_its_end(self) -> bool:
+    def _is_finished(self) -> bool:
         """Return whether a fixed-length scheduler (OneCycleLR) is finished."""
         if self.split_batches or not hasattr(self.scheduler, "total_steps"):
             return False
@@ -188,7 +188,7 @@ class Accelerator(native.Accelerator):
     clear = free_memory
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather results from all ranks, dropping those of repeated samples if per-sample."""
+        """Gather results from all ranks; drop per-sample results of repeated samples."""
         return gather_for_metrics(input_data, use_gather_object, strict=False)
 
     def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:

@@ -25,8 +25,8 @@ from headway.data.script_loaders import SkipBatchSampler, changed, source_of
 from headway.data.workers import starting_workers, with_shielded_workers
 from headway.devices.table import kind_of
 from headway.distributed import nested
+from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
-from headway.distributed.meeting import named
 from headway.distributed.rng import synchronize_rng_states
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
@@ -35,7 +35,7 @@ from headway.ipc.step_clock import DATA, SCRIPT
 from headway.state import GradientState
 
 _LOOP = "a loop over a prepared DataLoader"
-_KEPT = (  # without in_order: ranks must not reorder batches differently
+_COPIED = (  # without in_order: ranks must not reorder batches differently
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
     "pin_memory_device",
@@ -104,7 +104,7 @@ class DataLoaderShard(TrainingLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress, loop, given = process_progress(), LoaderLoop(self), 0
         kinds = [rng for rng in self.rng_types if self.synchronized_generator or rng != "generator"]
-        with named(_LOOP):
+        with named_call(_LOOP):
             synchronize_rng_states(kinds, self.synchronized_generator)
         self.end_of_dataloader, self.remainder = False, -1
         self.set_epoch(self.iteration)
@@ -185,7 +185,7 @@ class DataLoaderShard(TrainingLoader):
     # ------------------------------------------------------------------ variants
 
     @contextmanager
-    def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
+    def override_even_batches(self, even_batches: bool) -> Iterator[None]:
         shard = _batches_of(self)
         if not isinstance(shard, BatchSamplerShard):  # streams and dispatched data
             warnings.warn("even_batches is only supported for map-style datasets", stacklevel=2)
@@ -250,7 +250,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
         self._rank, self._size = rank_and_size()
-        self._begun: Any = None  # the loader with a started epoch
+        self._iterated: Any = None  # the loader with a started epoch
         self._num_batches = 1 if split_batches else self._size  # in a round
 
     def __len__(self) -> int:
@@ -262,9 +262,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self._rank == 0:
             return self._parts(self._rounds(iter(loader)))
         # advance the random number generators as on rank 0, which iterates the loader
-        if not (loader.persistent_workers and self._begun is loader):
+        if not (loader.persistent_workers and self._iterated is loader):
             iter(changed(loader, num_workers=0, timeout=0))  # draws the workers' seed
-        self._begun = loader
+        self._iterated = loader
         if loader.num_workers and not isinstance(loader.dataset, IterableDataset):
             list(islice(source_of(loader), loader.prefetch_factor * loader.num_workers))  # prefetch
         return self._parts(iter(()))
@@ -292,7 +292,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             yield nested.slice_tensors(batch, mine), known
 
     def _broadcast(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
-        with named(_LOOP):
+        with named_call(_LOOP):
             return tuple(broadcast_object_list([nested.send_to_device(sent, "cpu")])[0])
 
     def _last(self, batch: GlobalBatch) -> GlobalBatch:
@@ -422,7 +422,7 @@ def _batches_of(loader: Any) -> Any:
 
 def _options_of(loader: DataLoader[Any]) -> tuple[dict[str, Any], str]:
     """Return the arguments of a DataLoader, and the name of the one to shard or skip."""
-    options = {name: getattr(loader, name) for name in _KEPT}
+    options = {name: getattr(loader, name) for name in _COPIED}
     if isinstance(loader.dataset, IterableDataset):
         return options | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}, "dataset"
     if loader.batch_sampler is None:

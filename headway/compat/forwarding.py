@@ -1,8 +1,8 @@
-"""Modules of this package, created on first import, that forward attributes to their homes.
+"""Modules of this package that are created on first import and forward their attributes.
 
 `replace_accelerate` replaces Accelerate's runtime with Headway's for all imports of `accelerate`
 in this process. Accelerate's runtime modules are not executed; `headway.compat` provides their
-names. Its other modules are executed, and names that Headway implements are replaced.
+names. Its other modules are executed, but names that Headway implements are replaced.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Replacement(MetaPathFinder):
             return None
         if module in RUNTIME:
             return spec_from_loader(fullname, _Runtime(module))
-        found.loader = _Kept(module, found.loader)
+        found.loader = _PatchingLoader(module, found.loader)
         return found
 
 
@@ -142,7 +142,7 @@ def _found_by_others(
     return None
 
 
-class _Kept(Loader):
+class _PatchingLoader(Loader):
     """Executes a module of the installed Accelerate and replaces names that Headway implements."""
 
     def __init__(self, module: str, own: Any) -> None:
@@ -161,7 +161,7 @@ class _Kept(Loader):
             return
         for name, value in [*vars(module).items()]:
             if not name.startswith("_") and not isinstance(value, ModuleType):
-                setattr(module, name, _ours(self._module, name, value))
+                setattr(module, name, _headway_value(self._module, name, value))
 
     def __getattr__(self, name: str) -> Any:  # get_source() and others, for tracebacks
         return getattr(self._own, name)
@@ -190,7 +190,7 @@ class _Runtime(Loader):
     def _value(self, name: str, asked: str) -> Any:
         if is_module(f"{self._module}.{name}".removeprefix(".")):
             return import_module(f"{asked}.{name}")
-        value = _ours(self._module, name, _ABSENT)
+        value = _headway_value(self._module, name, _ABSENT)
         if value is not _ABSENT:
             return value
         topic = topic_of_name(self._module, name)
@@ -204,5 +204,5 @@ def _compat(module: str) -> ModuleType:
     return import_module(joined(COMPAT, module))
 
 
-def _ours(module: str, name: str, otherwise: Any) -> Any:
+def _headway_value(module: str, name: str, otherwise: Any) -> Any:
     return getattr(_compat(module), name, otherwise)

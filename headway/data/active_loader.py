@@ -1,6 +1,6 @@
 """The active loops over prepared loaders, and the sample counts of their batches.
 
-The loops belong to the process, not to an Accelerator: all Accelerators see the same batch.
+Loops are tracked per process, not per Accelerator: all Accelerators see the same batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.distributed.world import rank_and_size
 
 
 class TrainingLoader(DataLoader[Any]):
-    """Base class of prepared loaders, with `epoch`, `without_first` and `sharing_evenly`."""
+    """Base class of prepared loaders, with `epoch`, `without_first` and `override_even_batches`."""
 
     without_first: Any
 
@@ -22,22 +22,22 @@ class GlobalBatch(NamedTuple):
     """Sample counts of a global batch; 0 means unknown."""
 
     samples: int = 0  # distinct
-    padded: int = 0  # including those repeated so that all ranks have equally many
-    full: int = 0  # in a full batch with as many participating ranks
-    shares: tuple[int, ...] = ()  # per rank with samples; empty if all have equally many
+    padded: int = 0  # including samples repeated to give all ranks the same number
+    full: int = 0  # in a full batch on the same number of ranks
+    rank_sizes: tuple[int, ...] = ()  # per rank with samples; empty if all are equal
     repeated: int = 0  # at the end of this rank's samples, if it reads its own data
 
     def of_rank(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Return a rank's number of samples, and how many of them, at the start, are distinct."""
-        shares = self.shares or (self.padded // num_ranks,) * num_ranks
-        if rank >= len(shares):
+        """Return a rank's number of samples, and the number of distinct samples at their start."""
+        rank_sizes = self.rank_sizes or (self.padded // num_ranks,) * num_ranks
+        if rank >= len(rank_sizes):
             return 0, 0
-        new = min(max(self.samples - sum(shares[:rank]), 0), shares[rank])
-        return shares[rank] + self.repeated, new
+        new = min(max(self.samples - sum(rank_sizes[:rank]), 0), rank_sizes[rank])
+        return rank_sizes[rank] + self.repeated, new
 
 
-class Passed(NamedTuple):
-    """Samples that this rank received in a pass; the repeated samples are at the end."""
+class LoopSamples(NamedTuple):
+    """Number of samples that this rank received in a loop; repeated samples come last."""
 
     samples: int
     repeated: int
@@ -50,10 +50,10 @@ class LoaderLoop:
         self.loader = loader
         self.batch = GlobalBatch()
         self.is_last = False  # whether the current batch is the last
-        self.passed: Passed | None = None  # the pass that ended during the current batch
+        self.ended_loop: LoopSamples | None = None  # of the loop that ended during this batch
         self.number = 0  # of the current batch, from 1
-        self._num_counted = 0  # batches before the current run of equal batches
-        self._counted: Passed | None = Passed(0, 0)  # samples in these batches; None if unknown
+        self._num_counted = 0  # batches before the current series of equal batches
+        self._counted: LoopSamples | None = LoopSamples(0, 0)  # in these batches; None if unknown
         self.rows: set[int] = set()  # rows per sample in results gathered for full batches
 
     def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
@@ -62,19 +62,19 @@ class LoaderLoop:
             self._counted, self._num_counted = self._count(), self.number
             self.batch = batch
         self.number += 1
-        self.is_last, self.passed = is_last, None
+        self.is_last, self.ended_loop = is_last, None
         if not _loops or _loops[-1] is not self:
             self._leave()
             _loops.append(self)
 
     def end(self) -> None:
         self._leave()
-        current_loop().passed = self._count()
+        current_loop().ended_loop = self._count()
 
     def _leave(self) -> None:
         _loops[:] = [other for other in _loops if other is not self]
 
-    def _count(self) -> Passed | None:
+    def _count(self) -> LoopSamples | None:
         num_alike = self.number - self._num_counted
         if not num_alike or self._counted is None:
             return self._counted
@@ -83,7 +83,7 @@ class LoaderLoop:
         if not samples or is_in_between:  # not all repeated samples are at the end
             return None
         all_of_it, repeated = self._counted
-        return Passed(all_of_it + num_alike * samples, repeated + num_alike * (samples - new))
+        return LoopSamples(all_of_it + num_alike * samples, repeated + num_alike * (samples - new))
 
 
 _loops: list[LoaderLoop] = []  # from the outermost to the innermost

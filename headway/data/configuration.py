@@ -18,7 +18,7 @@ class DataLoaderConfiguration:
 
     Args:
         split_batches: the loaders' batch_size is the global batch size, not the size per rank.
-        dispatch_batches: only rank 0 reads the data, and it sends each rank its share. None (the
+        dispatch_batches: only rank 0 reads the data, and sends each rank its part. None (the
             default) does so only for loaders that override `__iter__`; False rejects these.
         already_sharded: each rank's loaders already read only that rank's part of the data, for
             example with torch's DistributedSampler or a stream split by node. To resume within an
@@ -26,7 +26,7 @@ class DataLoaderConfiguration:
         split_streams: each rank reads its own shards of a stream with `num_shards` and
             `shard(num_shards=, index=)`. None (the default) does so if the number of shards is
             divisible by the number of ranks, True in any case; False has each rank read all shards.
-        even_batches: yield equally many batches of equally many samples on all ranks by repeating
+        even_batches: yield the same number of batches, of the same size, on all ranks by repeating
             at most num_processes - 1 samples of the last global batch. False repeats no samples:
             in the last global batch, ranks may get fewer samples than others, or no batch.
         use_seedable_sampler: shuffle by a seed and the epoch number only, independent of any other

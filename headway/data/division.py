@@ -1,4 +1,4 @@
-"""How global batches are divided among the ranks."""
+"""Division of global batches among the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.distributed.nested import leaves
 
 
 class Offset(NamedTuple):
-    """Batches and samples yielded to all ranks in a pass, in units of the script's loader."""
+    """Number of batches and samples yielded to all ranks, as counted in the script's loader."""
 
     batches: int = 0
     samples: int = 0  # 0 if the batch size is unknown
@@ -24,18 +24,18 @@ class ShardedBatch(NamedTuple):
     """The samples (or indices) of a global batch, and each rank's slice of them."""
 
     samples: list[Any]
-    slices: tuple[slice, ...]  # none for ranks without samples, which are the last
+    slices: tuple[slice, ...]  # the last ranks have none if they have no samples
     batch: GlobalBatch
 
 
 class Division(NamedTuple):
-    """How global batches are divided among the ranks, and whose parts this rank reads."""
+    """Divides global batches among the ranks, and selects the parts that this rank reads."""
 
     num_ranks: int = 1
     rank: int = 0
     even: bool = True  # see `DataLoaderConfiguration.even_batches`
-    reads_all: bool = False
-    is_own: bool = False  # each rank reads its own data
+    reads_all: bool = False  # this rank reads the parts of all ranks
+    is_presharded: bool = False  # each rank reads its own data
 
     def read(self, parts: Sequence[Any]) -> Sequence[Any]:
         """Return the parts that this rank reads; empty if it has none."""
@@ -53,7 +53,7 @@ class Division(NamedTuple):
         """Divide a round of batches of `size` samples each; 0 means that sizes vary."""
         samples = list(chain.from_iterable(batches))
         if not self.even or (not size and len(batches) == self.num_ranks):
-            return ShardedBatch(samples, *_whole(tuple(map(len, batches)), self.num_ranks, size))
+            return ShardedBatch(samples, *_by_batch(tuple(map(len, batches)), self.num_ranks, size))
         return self.of_samples(samples, size * self.num_ranks)
 
     def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
@@ -73,14 +73,14 @@ def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...],
 
 @lru_cache(maxsize=64)
 def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Give each rank as many samples as in a full round until they are used up."""
+    """Assign each rank as many samples as in a full round until no samples are left."""
     size = -(-full // num_ranks)
     sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
-    return _whole(sizes, num_ranks, size)
+    return _by_batch(sizes, num_ranks, size)
 
 
 @lru_cache(maxsize=64)
-def _whole(
+def _by_batch(
     sizes: tuple[int, ...], num_ranks: int, size: int
 ) -> tuple[tuple[slice, ...], GlobalBatch]:
     """Assign a batch to each rank; `size` is the usual batch size."""

@@ -1,4 +1,4 @@
-"""The order of samples: the first pass draws as torch does, later passes by seed and epoch."""
+"""The order of samples: the first epoch is drawn as by torch, later epochs by seed and epoch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from torch.utils.data import BatchSampler, DataLoader
 from headway.data.division import Offset
 from headway.data.generators import Generators
 from headway.data.script_loaders import source_of
-from headway.data.seeds import Drawn, SampleSeeds, numbered
+from headway.data.seeds import SampleSeeds, SeededIndices, numbered
 
 _END = object()
-Agree = Callable[[list[Any]], list[Any]]
+SyncStates = Callable[[list[Any]], list[Any]]
 
 
-class Place(NamedTuple):
-    """The start of a pass: its epoch, and the batches to skip."""
+class StartPosition(NamedTuple):
+    """The start of an iteration: its epoch, and the batches to skip."""
 
     epoch: int = 0
     taken: Offset = Offset()
     checksum: int = 0  # of the taken batches
-    # generator states of the loader's first pass; None: draws depend on seed and epoch only
+    # generator states of the loader's first iteration; None: draws depend on seed and epoch only
     first: Sequence[Any] | None = None
     stream: Any = None  # the dataset's state after the taken batches
-    is_new: bool = False  # this is the first pass
-    depth: int = 0  # how many passes over the loader were open when its epoch began
-    before: tuple[int, int, Any] | None = None  # batches of the last epoch, checksum, its `first`
+    is_new: bool = False  # this is the first iteration
+    depth: int = 0  # number of enclosing iterations over the loader when the epoch began
+    before: tuple[int, int, Any] | None = None  # last epoch's batches, checksum and `first`
 
 
 def _number_of(states: Iterable[Any]) -> int:
@@ -46,35 +46,35 @@ def _number_of(states: Iterable[Any]) -> int:
 
 
 class Draws:
-    """The random draws of reading a loader.
+    """The random draws made while reading a loader.
 
-    The first pass draws from the script's generators with rank 0's states. These states are the
-    seed for all later draws, which leave the generators unchanged, including those of `owners`.
-    `agree` returns rank 0's states.
+    The first iteration draws from the script's generators with rank 0's states. These states seed
+    all later draws, which leave the generators unchanged, including those of `owners`.
+    `sync` returns rank 0's states.
     """
 
     counts_samples = False  # whether batches are consecutive samples of a torch sampler
 
     def __init__(
-        self, owners: Iterable[Any], agree: Agree, *, only_torch: bool, seed: int | None
+        self, owners: Iterable[Any], sync: SyncStates, *, only_torch: bool, seed: int | None
     ) -> None:
         self.generators = Generators(owners, only_torch=only_torch)
         self.seed = seed
-        self.first: Sequence[Any] | None = None  # the states of the first pass once drawn
-        self._agree = agree
+        self.first: Sequence[Any] | None = None  # of the first iteration, once drawn
+        self._sync = sync
 
-    def at(self, place: Place, number: int) -> AbstractContextManager[None]:
-        """Set the generators for a pass's draw `number` in the block, and restore them."""
-        if number or (place.first is None and not place.is_new):
-            return self.generators.seeded(self.seed or 0, place.epoch, number)
-        return self._as_first(place)
+    def at(self, start: StartPosition, number: int) -> AbstractContextManager[None]:
+        """Seed the generators for draw `number` of an iteration; restore them after the block."""
+        if number or (start.first is None and not start.is_new):
+            return self.generators.seeded(self.seed or 0, start.epoch, number)
+        return self._as_first(start)
 
     @contextmanager
-    def _as_first(self, place: Place) -> Iterator[None]:
-        """Draw a first pass in the block; a new pass advances rank 0's generators."""
+    def _as_first(self, start: StartPosition) -> Iterator[None]:
+        """Set the generators for a first iteration; if it is new, rank 0's generators advance."""
         before = self.generators.states()
-        first = self.begin_first(before) if place.is_new else place.first
-        is_own = place.is_new and self.seed == _number_of(before)
+        first = self.begin_first(before) if start.is_new else start.first
+        is_own = start.is_new and self.seed == _number_of(before)
         if not is_own:
             self.generators.restore(first or ())
         try:
@@ -84,16 +84,16 @@ class Draws:
                 self.generators.restore(before)
 
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
-        """Record rank 0's generator states as those of the first pass."""
-        self.first = first = self._agree(states)
+        """Record rank 0's generator states as those of the first iteration."""
+        self.first = first = self._sync(states)
         self.seed = _number_of(first)
         return first
 
-    def each(self, items: Iterator[Any], place: Place, number: int) -> Iterator[Any]:
+    def each(self, items: Iterator[Any], start: StartPosition, number: int) -> Iterator[Any]:
         """Yield items, with the generators seeded for each."""
-        place = place._replace(first=None, is_new=False)
+        start = start._replace(first=None, is_new=False)
         for each in count(number):
-            with self.at(place, each):
+            with self.at(start, each):
                 item = next(items, _END)
             if item is _END:
                 return
@@ -103,45 +103,45 @@ class Draws:
 class SampleOrder(Draws):
     """Draws the indices of a map-style dataset, the same on all ranks.
 
-    torch's samplers draw from generators when a pass begins. Other samplers may draw at any time:
-    the generators are seeded for each of their batches except the first.
+    torch's samplers draw from generators when an iteration starts. Other samplers may draw at any
+    time: the generators are seeded for each of their batches except the first.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], agree: Agree, seed: int | None, samples: SampleSeeds | None
+        self, loader: DataLoader[Any], sync: SyncStates, seed: int | None, seeds: SampleSeeds | None
     ) -> None:
         self.source: Any = source_of(loader)  # the batch sampler, or the sampler without one
         inner = getattr(self.source, "sampler", None)
         samplers = [self.source] if inner is None else [self.source, inner]
         modules = [type(sampler).__module__ for sampler in samplers]
         self.is_torchs = all(module.startswith("torch.utils.data") for module in modules)
-        super().__init__(samplers, agree, only_torch=self.is_torchs, seed=seed)
+        super().__init__(samplers, sync, only_torch=self.is_torchs, seed=seed)
         own = (getattr(sampler, "generator", None) for sampler in samplers)
-        # with their own generator, torch's samplers also draw during the pass
-        self._draws_on = self.is_torchs and any(isinstance(rng, torch.Generator) for rng in own)
+        # with their own generator, torch's samplers also draw later
+        self._draws_later = self.is_torchs and any(isinstance(rng, torch.Generator) for rng in own)
         is_batched = self.is_batched = loader.batch_sampler is not None
         # without a batch sampler each of the sampler's items is a batch
-        self.gives_lists = is_batched or isinstance(self.source, BatchSampler)
+        self.yields_lists = is_batched or isinstance(self.source, BatchSampler)
         self.counts_samples = self.is_torchs and type(self.source) is BatchSampler
-        self._samples = samples
+        self._samples = seeds
 
-    def draw(self, place: Place, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
+    def draw(self, start: StartPosition, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
         """Return the remaining batches; if samples are counted, merge `num_batches` into each.
 
         For custom samplers, the running checksum of the batches is appended to `sums`.
         """
-        taken, seeds, source = place.taken, self._samples, self.source
+        taken, seeds, source = start.taken, self._samples, self.source
         if self.counts_samples and (taken.samples or num_batches > 1):
-            samples = self._drawn(source.sampler, place)
+            samples = self._drawn(source.sampler, start)
             if seeds is not None:
                 samples = numbered(samples, is_batched=False)
             rest: Any = islice(samples, taken.samples, None)
             return iter(BatchSampler(rest, num_batches * source.batch_size, source.drop_last))
-        batches = self._drawn(source, place)
+        batches = self._drawn(source, start)
         if not self.is_torchs:
             batches = _summed(batches, sums)
         if seeds is not None:
-            batches = numbered(batches, is_batched=self.gives_lists)
+            batches = numbered(batches, is_batched=self.yields_lists)
         return islice(batches, taken.batches, None)
 
     def loading(self) -> Callable[[Any], Any] | None:
@@ -150,17 +150,17 @@ class SampleOrder(Draws):
             return None
         key = self._samples.key
         if self.is_batched:
-            return lambda drawn: Drawn(drawn, key)
-        if self.gives_lists:  # each list is a single index of the dataset
-            return lambda drawn: Drawn([([index for index, _ in drawn], drawn[0][1])], key, True)
-        return lambda drawn: Drawn([drawn], key, True)
+            return lambda drawn: SeededIndices(drawn, key)
+        if self.yields_lists:  # each list is a single index of the dataset
+            return lambda drawn: SeededIndices([([i for i, _ in drawn], drawn[0][1])], key, True)
+        return lambda drawn: SeededIndices([drawn], key, True)
 
-    def _drawn(self, source: Iterable[Any], place: Place) -> Iterator[Any]:
-        """Iterate a source with the generators of the place."""
-        with self.at(place, 0):
-            items = iter([*source] if self._draws_on else source)
+    def _drawn(self, source: Iterable[Any], start: StartPosition) -> Iterator[Any]:
+        """Iterate a source with the generators of the start position."""
+        with self.at(start, 0):
+            items = iter([*source] if self._draws_later else source)
             first = [*islice(items, 1)]
-        return chain(first, items if self.is_torchs else self.each(items, place, 1))
+        return chain(first, items if self.is_torchs else self.each(items, start, 1))
 
 
 def _summed(batches: Iterator[Any], sums: array[int]) -> Iterator[Any]:

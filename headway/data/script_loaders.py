@@ -14,22 +14,22 @@ from torch.utils.data.distributed import DistributedSampler
 from headway.errors import UsageError
 
 
-class StandIn:
+class AttributeProxy:
     """Proxy that forwards attribute access to the wrapped object."""
 
-    _inside: Any
+    _proxied: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inside":  # copy and pickle look it up before it is set
+        if name == "_proxied":  # copy and pickle look it up before it is set
             raise AttributeError(name)
-        return getattr(self._inside, name)
+        return getattr(self._proxied, name)
 
 
-class SkipBatchSampler(StandIn, BatchSampler):
-    """Wrapper of a batch sampler that skips its first batches in every pass."""
+class SkipBatchSampler(AttributeProxy, BatchSampler):
+    """Wrapper of a batch sampler that skips its first batches in every epoch."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
-        self.batch_sampler = self._inside = batch_sampler
+        self.batch_sampler = self._proxied = batch_sampler
         self.skip_batches = skip_batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,7 +52,7 @@ def source_of(loader: DataLoader[Any]) -> Any:
 def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
     """Return a copy of `loader` with changed attributes, including those that torch protects."""
     other = copy.copy(loader)
-    vars(other).update({"_iterator": None} | attributes)  # its workers belong to another copy
+    vars(other).update({"_iterator": None} | attributes)  # the other copy uses its workers
     return other
 
 
@@ -63,12 +63,12 @@ def is_of_datasets(data: Any) -> bool:
 
 
 def is_plain(loader: Any) -> bool:
-    """Return whether `loader` is a DataLoader that iterates as torch's does."""
+    """Return whether `loader` is a DataLoader that does not override `__iter__`."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 def as_plain(loader: Any) -> Any:
-    """Convert torchdata's StatefulDataLoader to a DataLoader; return others unchanged."""
+    """Convert torchdata's StatefulDataLoader to a DataLoader; return other loaders unchanged."""
     torchdata = sys.modules.get("torchdata.stateful_dataloader")
     if torchdata is None or type(loader) is not torchdata.StatefulDataLoader:
         return loader
@@ -107,7 +107,7 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
 
 
 def num_repeats(loader: Any) -> int:
-    """Return how many of this rank's last samples a DistributedSampler also gives to others."""
+    """Return how many of this rank's last samples a DistributedSampler has added as padding."""
     sampler = distributed_sampler_of(loader)
     if sampler is None or sampler.drop_last:
         return 0
@@ -116,7 +116,7 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with this rank's shards of its stream, or unchanged without a split.
+    """Return `loader` with this rank's shards of its stream, or unchanged if it is not split.
 
     A stream with `num_shards` and `shard(num_shards=, index=)`, such as those of Hugging Face's
     `datasets`, is split if `num_shards` is divisible by the number of ranks, or with `split`.

@@ -1,4 +1,4 @@
-"""Per-sample seeds, so that random augmentation depends on seed, epoch and sample number only."""
+"""Per-sample seeds, so that augmentation depends only on seed, epoch and sample number."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headway.data.generators import (
     seed_generators,
     snapshot,
 )
-from headway.data.script_loaders import StandIn, changed
+from headway.data.script_loaders import AttributeProxy, changed
 
 
-class Drawn(NamedTuple):
-    """Indices of a batch, or a single index, with the key of their seeds."""
+class SeededIndices(NamedTuple):
+    """Indices of a batch, or a single index, with the key for their seeds."""
 
     samples: list[tuple[Any, int]]  # pairs of an index and its position in the epoch
     key: int  # derived from the seed and the epoch
@@ -33,7 +33,7 @@ class SampleSeeds:
 
     def __init__(self, seed: int, rank: int = 0) -> None:
         self.seed, self._rank = seed, rank  # nonzero only if each rank reads its own data
-        self.first_item = 0  # index of the first item of the next pass over a stream
+        self.first_item = 0  # index of the first item of the next iteration over a stream
         # also read by persistent loader workers
         self._epoch = torch.zeros((), dtype=torch.int64)
 
@@ -44,10 +44,10 @@ class SampleSeeds:
         if isinstance(loader.dataset, IterableDataset):
             return changed(loader, dataset=SeededStream(loader.dataset, self))
         samples = SeededSamples(loader.dataset, loader.collate_fn)
-        return changed(loader, dataset=samples, collate_fn=_as_it_is)
+        return changed(loader, dataset=samples, collate_fn=_identity)
 
-    def begin_pass(self, epoch: int, first_item: int) -> None:
-        """Set the epoch and the first item of the next pass."""
+    def begin_epoch(self, epoch: int, first_item: int) -> None:
+        """Set the epoch and the first item of the next iteration."""
         self._epoch.fill_(epoch)
         self.first_item = first_item
 
@@ -65,17 +65,17 @@ def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
     return ([*zip(indices, numbers, strict=False)] for indices in drawn)
 
 
-class _Inside(StandIn):
+class _DatasetProxy(AttributeProxy):
     """Proxy of a dataset in loader workers."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inside, name, value)
+        setattr(self._proxied, name, value)
 
     def __len__(self) -> int:
-        return len(self._inside)
+        return len(self._proxied)
 
 
-class SeededSamples(_Inside, Dataset[Any]):
+class SeededSamples(_DatasetProxy, Dataset[Any]):
     """Loads and collates samples of a map-style dataset, with the generators seeded for each.
 
     Seeding starts with the first batch that draws random numbers; from then on every sample is
@@ -87,9 +87,9 @@ class SeededSamples(_Inside, Dataset[Any]):
     _is_random: bool | None  # None until the first batch is loaded
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
-        vars(self).update(_inside=dataset, _collate=collate, _is_random=None)
+        vars(self).update(_proxied=dataset, _collate=collate, _is_random=None)
 
-    def __getitem__(self, drawn: Drawn) -> Any:
+    def __getitem__(self, drawn: SeededIndices) -> Any:
         if not self._is_random:
             with preserve_generators() if self._is_random is None else nullcontext():
                 before = snapshot()
@@ -107,29 +107,29 @@ class SeededSamples(_Inside, Dataset[Any]):
 
     def _load(self, indices: list[Any], is_single: bool) -> Any:
         """Load samples as torch's fetcher does."""
-        getitems = None if is_single else getattr(self._inside, "__getitems__", None)
-        return getitems(indices) if getitems else [self._inside[index] for index in indices]
+        getitems = None if is_single else getattr(self._proxied, "__getitems__", None)
+        return getitems(indices) if getitems else [self._proxied[index] for index in indices]
 
-    def _seeded(self, drawn: Drawn) -> Iterator[Any]:
+    def _seeded(self, drawn: SeededIndices) -> Iterator[Any]:
         for index, number in drawn.samples:
             seed_generators(mixed(drawn.key, number))
             yield self._load([index], drawn.is_single or isinstance(index, list))[0]
 
-    def _collated(self, samples: Any, drawn: Drawn) -> Any:
+    def _collated(self, samples: Any, drawn: SeededIndices) -> Any:
         return self._collate(samples[0] if drawn.is_single else samples)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-class SeededStream(_Inside, IterableDataset[Any]):
-    """A stream that is seeded before each item by epoch, worker and item number."""
+class SeededStream(_DatasetProxy, IterableDataset[Any]):
+    """A stream with the generators seeded for each item by epoch, worker and item number."""
 
     _seeds: SampleSeeds
 
     def __init__(self, dataset: Any, seeds: SampleSeeds) -> None:
-        vars(self).update(_inside=dataset, _seeds=seeds)
+        vars(self).update(_proxied=dataset, _seeds=seeds)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -137,7 +137,7 @@ class SeededStream(_Inside, IterableDataset[Any]):
         numbers = count(self._seeds.first_item)
         with preserve_generators():
             seed_generators(key)
-            items = iter(self._inside)
+            items = iter(self._proxied)
         for number in numbers:
             with preserve_generators():
                 seed_generators(mixed(key, number))

@@ -25,7 +25,7 @@ _HAS_PROC = sys.platform == "linux"
 _CHILD_OF_RANK = ForkProcess, SpawnProcess  # not children of a fork server
 
 
-def with_shielded_workers(loader: Any, *, notes_draws: bool = False) -> Any:
+def with_shielded_workers(loader: Any, *, records_draws: bool = False) -> Any:
     """Return `loader` with workers that survive stop signals while their rank handles SIGTERM.
 
     Clusters send SIGTERM, and terminals SIGINT, to every process of a job, but a rank cannot
@@ -39,7 +39,7 @@ def with_shielded_workers(loader: Any, *, notes_draws: bool = False) -> Any:
     Finalize(None, signals.ignore, (signal.SIGTERM,), exitpriority=0)
     init = ShieldedWorker(loader.worker_init_fn)
     if is_plain(loader):
-        collate = init.noting(loader.collate_fn) if notes_draws else loader.collate_fn
+        collate = init.recording_draws(loader.collate_fn) if records_draws else loader.collate_fn
         return changed(loader, worker_init_fn=init, collate_fn=collate)
     loader.worker_init_fn = init  # no copy: its __iter__ may modify the object
     return loader
@@ -61,7 +61,7 @@ def starting_workers(loader: Any) -> Iterator[None]:
 
 
 class ShieldedWorker:
-    """A `worker_init_fn` that sets the worker's signal handlers, then calls the script's."""
+    """A `worker_init_fn` that sets the worker's signal handlers, then calls the script's own."""
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init
@@ -73,7 +73,7 @@ class ShieldedWorker:
         """Whether a worker has drawn random numbers."""
         return bool(self._has_drawn)
 
-    def noting(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def recording_draws(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap `collate` to record whether its worker has drawn random numbers."""
         self._has_drawn.share_memory_()  # type: ignore[no-untyped-call]
         return partial(self._collate, collate)
@@ -86,18 +86,18 @@ class ShieldedWorker:
 
     def __call__(self, worker_id: int) -> None:
         if _HAS_PROC:
-            signals.trap(_end_unless_rank_saves, signal.SIGTERM)
+            signals.trap(_exit_unless_rank_saves, signal.SIGTERM)
             signals.outlive(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
         if self._init is not None:
             self._init(worker_id)
         rank, is_child = parent_process(), isinstance(current_process(), _CHILD_OF_RANK)
         if _HAS_PROC and rank is not None and is_child and os.getppid() != rank.pid:
-            os._exit(0)  # torch's worker would wait forever, taking its new parent for its rank
+            os._exit(0)  # torch's worker would wait forever, mistaking its new parent for its rank
         self._states = snapshot()
 
 
-def _end_unless_rank_saves(*_: object) -> None:
+def _exit_unless_rank_saves(*_: object) -> None:
     """Terminate this worker on SIGTERM unless its rank handles the signal.
 
     A rank that ignores SIGTERM is exiting, and torch reports a nonzero exit code as a crash.

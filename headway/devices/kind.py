@@ -1,4 +1,4 @@
-"""Base classes of device kinds; `DeviceKind` is complete for the CPU.
+"""Base classes of device kinds; `DeviceKind` itself is the kind of CPUs.
 
 Detection and planning use the same objects as the ranks, so only methods import torch.
 """
@@ -25,8 +25,8 @@ Unsupported = NamedTuple("Unsupported", [("reason", str), ("instead", str)])  # 
 class DeviceKind:
     """A kind of device, with the CPU's values as defaults.
 
-    Other packages can add a kind with an entry point in the group `headway.devices` that has the
-    kind's name, such as `hpu = "its.module:Hpu"`, a subclass of this class or of `GpuKind`.
+    Other packages can add a kind with an entry point in the group `headway.devices`, such as
+    `hpu = "its.module:Hpu"`: the name of the kind, and a subclass of this class or of `GpuKind`.
     """
 
     name = "cpu"  # torch's, as in `torch.device(name)`
@@ -47,7 +47,7 @@ class DeviceKind:
     empty_mask: str | None = None  # the value that hides all devices; None if unknown
     variables: Mapping[str, tuple[str, str]] = {}
     """Values and reasons of variables that a launch sets unless they or `mask` are set."""
-    debug_variables: Mapping[str, str] = {}  # keep ranks waiting for a rank in a debugger
+    debug_variables: Mapping[str, str] = {}  # keep ranks waiting while one is in a debugger
     interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
     """Variables that select the network interface, and the prefix of its name."""
     resource = ""  # the name of the Kubernetes resource
@@ -75,7 +75,7 @@ class DeviceKind:
     def unsupported(
         self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]
     ) -> Unsupported | None:
-        """Return why a selected GPU does not support a precision, or None."""
+        """Return the reason that a selected GPU does not support a precision, or None."""
         return None
 
     # of this process
@@ -94,7 +94,7 @@ class DeviceKind:
         return 1
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized a device, which forks could not use."""
+        """Return whether this process has initialized a device, which a fork cannot use."""
         return False
 
     def current(self) -> torch.device:
@@ -113,7 +113,7 @@ class DeviceKind:
         """Release the device memory that torch caches."""
 
     def held_bytes(self, device: torch.device) -> int | None:
-        """Return the memory of `device` held by this process in bytes; None if unsupported."""
+        """Return this process's memory on `device` in bytes; None if unsupported."""
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any] | None:
@@ -134,7 +134,7 @@ class DeviceKind:
     def unsupported_on(
         self, device: torch.device, precision: str, row: NumberFormat
     ) -> Unsupported | None:
-        """Return why `device` does not support a precision, or None."""
+        """Return the reason that `device` does not support a precision, or None."""
         return None
 
 

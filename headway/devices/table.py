@@ -1,4 +1,4 @@
-"""All device kinds in order of preference, and extensions by entry points."""
+"""All device kinds in order of preference, and those added by entry points."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ class Xpu(GpuKind):
     def unsupported_on(
         self, device: torch.device, precision: str, row: NumberFormat
     ) -> Unsupported | None:
-        there = self._part.get_device_properties(device)
-        if precision != "fp16" or there.has_fp64:
+        found = self._part.get_device_properties(device)
+        if precision != "fp16" or found.has_fp64:
             return None
         return Unsupported(
-            f"torch's GradScaler needs float64, which {there.name} does not support", "bf16"
+            f"torch's GradScaler needs float64, which {found.name} does not support", "bf16"
         )
 
 
@@ -195,16 +195,16 @@ def kind_of(name: str) -> DeviceKind:
     """Return the kind with torch's name `name`; the CPU kind if unknown."""
     if name in KINDS or name in _NO_KIND:
         return KINDS.get(name, CPU)
-    return outside_kinds().get(name, CPU)
+    return extension_kinds().get(name, CPU)
 
 
 def is_kind(name: str) -> bool:
     """Return whether the kind exists; extensions are loaded only for unknown names."""
-    return name in KINDS or name in outside_kinds()
+    return name in KINDS or name in extension_kinds()
 
 
 @cache
-def outside_kinds() -> dict[str, DeviceKind]:
+def extension_kinds() -> dict[str, DeviceKind]:
     """Return the kinds added by other packages.
 
     A launch calls this only if a name is unknown or `device: auto` finds no GPU.
@@ -218,14 +218,14 @@ def extensions(group: str) -> dict[str, EntryPoint]:
 
     A launch calls this only if a name is unknown or `device: auto` finds no GPU.
     """
-    if not _is_announced(group):  # importlib.metadata takes longer to import than argparse
+    if not _has_entry_points(group):  # importlib.metadata takes longer to import than argparse
         return {}
     from importlib.metadata import entry_points
 
     return {found.name: found for found in entry_points(group=group)}
 
 
-def _is_announced(group: str) -> bool:
+def _has_entry_points(group: str) -> bool:
     """Return whether an installed package has entry points of the group."""
     for folder in sys.path:
         try:

@@ -1,1 +1,1 @@
-"""The ranks of a run, and communication between them."""
+"""Ranks, the process group, and communication between ranks."""

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from headway.distributed.call_barrier import barrier, call_barrier, runs_ahead
 from headway.distributed.handler import check_range, checked
-from headway.distributed.meeting import barrier, meet, runs_ahead
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, rank_and_size
 from headway.errors import UsageError
@@ -31,9 +31,9 @@ def gather(tensor: Any) -> Any:
         (also with one rank), on every rank.
 
     Raises:
-        UsageError: the data contains other objects than tensors.
-        DifferentTensors: shapes or dtypes differ between ranks; raised on all (compared on CPUs, on
-            GPUs with TORCH_DISTRIBUTED_DEBUG=INFO).
+        UsageError: the data contains objects other than tensors.
+        DifferentTensors: shapes or dtypes differ between ranks; raised on all ranks. Tensors
+            on GPUs are compared only with TORCH_DISTRIBUTED_DEBUG=INFO.
 
     Examples:
         >>> import torch
@@ -42,16 +42,16 @@ def gather(tensor: Any) -> Any:
         {'x': tensor([1, 2]), 'loss': tensor([0.5000])}
     """
     require_same_tensors(tensor, "gather")
-    return for_each_tensor(gather_alike, tensor, strict="gather")
+    return for_each_tensor(gather_same_shape, tensor, strict="gather")
 
 
 def gather_uneven(tensor: Any) -> Any:
     def gather_tensor(t: torch.Tensor) -> torch.Tensor:
         if t.ndim == 0:
-            return gather_alike(t)
-        lengths = gather_alike(torch.tensor(len(t), device=t.device)).tolist()
+            return gather_same_shape(t)
+        lengths = gather_same_shape(torch.tensor(len(t), device=t.device)).tolist()
         longest = max(lengths)
-        gathered = gather_alike(_padded(t, longest))
+        gathered = gather_same_shape(_padded(t, longest))
         return torch.cat(
             [gathered[rank * longest :][:length] for rank, length in enumerate(lengths)]
         )
@@ -75,7 +75,7 @@ def gather_object(object: list[Any]) -> Any:
     _, size = rank_and_size()
     if size == 1:
         return object
-    meet("gather_object(...)")
+    call_barrier("gather_object(...)")
     lists: list[Any] = [None] * size
     dist.all_gather_object(lists, object)
     return [element for items in lists for element in items]
@@ -84,19 +84,19 @@ def gather_object(object: list[Any]) -> Any:
 def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
     """Gather nested tensors of any size, or lists of objects, from the first `num_ranks` ranks.
 
-    Only these ranks call it, so it uses point-to-point messages: a new group needs all ranks.
+    Uses point-to-point messages, because a new group would require calls from all ranks.
     """
     if as_objects:
-        return [element for items in _held_by_first(data, num_ranks) for element in items]
+        return [element for items in _exchange_among_first(data, num_ranks) for element in items]
 
     def gather_tensor(t: torch.Tensor) -> torch.Tensor:
         rows = t.detach().reshape(1) if t.ndim == 0 else t.detach()
-        return torch.cat(_held_by_first(rows.cpu(), num_ranks)).to(t.device)
+        return torch.cat(_exchange_among_first(rows.cpu(), num_ranks)).to(t.device)
 
     return for_each_tensor(gather_tensor, data)
 
 
-def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
+def _exchange_among_first(own: Any, num_ranks: int) -> list[Any]:
     rank, _ = rank_and_size()
     held = []
     for sender in range(num_ranks):
@@ -126,7 +126,7 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
         several ranks convert integers to floating point.
 
     Raises:
-        UsageError: the reduction is invalid, or the data contains other objects than tensors.
+        UsageError: the reduction is invalid, or the data contains objects other than tensors.
 
     Examples:
         >>> import torch
@@ -161,7 +161,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         tensor: a tensor with the same shape and dtype on every rank, or nested tensors.
 
     Raises:
-        UsageError: the data contains other objects than tensors, or the rank does not exist.
+        UsageError: the data contains objects other than tensors, or the rank does not exist.
 
     Examples:
         >>> import torch
@@ -195,7 +195,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     size = rank_and_size()[1]
     check_range("broadcast_object_list", 0, size - 1, from_process=from_process)
     if size > 1:
-        meet("broadcast_object_list(...)")
+        call_barrier("broadcast_object_list(...)")
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
 
@@ -216,7 +216,7 @@ def pad_across_processes(
         The same nesting, with tensors of shape [..., largest size, ...] and unchanged dtypes.
 
     Raises:
-        UsageError: the data contains other objects than tensors, or a dtype cannot represent
+        UsageError: the data contains objects other than tensors, or a dtype cannot represent
             `pad_index`.
         DifferentTensors: tensors differ in more than `dim`; raised on all ranks, see `gather`.
 
@@ -237,7 +237,7 @@ def pad_across_processes(
             )
         if not -t.ndim <= dim < t.ndim or rank_and_size()[1] == 1:
             return t
-        sizes = gather_alike(torch.tensor(t.shape[dim], device=t.device))
+        sizes = gather_same_shape(torch.tensor(t.shape[dim], device=t.device))
         return _padded(t, int(sizes.max()), dim, pad_index, pad_first)
 
     require_same_tensors(tensor, "pad_across_processes", but_dimension=dim)
@@ -263,7 +263,7 @@ def wait_for_everyone() -> None:
     barrier(group_device())
 
 
-def gather_alike(tensor: torch.Tensor) -> torch.Tensor:
+def gather_same_shape(tensor: torch.Tensor) -> torch.Tensor:
     """Gather a tensor that is known to have the same shape and dtype on all ranks."""
     _, size = rank_and_size()
     if tensor.ndim == 0:
@@ -303,13 +303,13 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
     if runs_ahead(tensors):
         return
     own = ", ".join(_described(tensor, but_dimension) for tensor in tensors) or "no tensor"
-    everyones = meet(f"{operation}(...)", own)
-    if everyones is None:
+    all_descriptions = call_barrier(f"{operation}(...)", own)
+    if all_descriptions is None:
         return
-    other = next(rank for rank in range(size) if everyones[rank] != everyones[0])
+    other = next(rank for rank in range(size) if all_descriptions[rank] != all_descriptions[0])
     raise DifferentTensors(
-        f"{operation}() got different tensors: {everyones[0]} on rank 0, "
-        f"{everyones[other]} on rank {other}",
+        f"{operation}() got different tensors: {all_descriptions[0]} on rank 0, "
+        f"{all_descriptions[other]} on rank {other}",
         where=f"the script's {operation}(...)",
         fix=_REMEDIES[operation],
     )

@@ -39,7 +39,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checks(but: Collection[str] = ()) -> Callable[[type[R]], type[R]]:
-    """Make the public methods of a class, except those in `but`, `checked`."""
+    """Apply `checked` to the public methods of a class, except those in `but`."""
 
     def decorate(kind: type[R]) -> type[R]:
         for name, method in [*vars(kind).items()]:

@@ -150,7 +150,7 @@ def slice_tensors(
     """Return `tensor[tensor_slice]` for every tensor in `data`.
 
     Args:
-        tensor_slice: a slice of dimension 0, or anything else that a tensor can be indexed by.
+        tensor_slice: a slice of dimension 0, or any other index of a tensor.
         process_index: no effect; for compatibility with Accelerate.
         num_processes: no effect; for compatibility with Accelerate.
 
@@ -171,11 +171,11 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         dim: the dimension to concatenate along.
 
     Returns:
-        The same nesting as each element of `data`. If `data` has a single element, other objects
+        The same nesting as each element of `data`. If `data` has a single element, objects other
         than tensors are returned unchanged.
 
     Raises:
-        WrongType: several structures contain other objects than tensors.
+        WrongType: several structures contain objects other than tensors.
 
     Examples:
         >>> import torch

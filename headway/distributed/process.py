@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from headway.distributed.call_barrier import barrier, watch
 from headway.distributed.handler import check_range, checks
-from headway.distributed.meeting import barrier, watch
 from headway.distributed.nested import send_to_device
 from headway.distributed.world import DistributedType, World
 from headway.errors import UsageError
@@ -29,7 +29,7 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.has_split = False  # work between the ranks, by split_between_processes()
+        self.has_split = False  # whether split_between_processes() was called
         watch()
 
     @property
@@ -82,7 +82,7 @@ class Process:
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves, also by an exception, before other ranks enter it.
+        """Return a context that other ranks enter after rank 0 has left it, even by an exception.
 
         Examples:
             >>> with accelerator.main_process_first():
@@ -91,14 +91,14 @@ class Process:
             ...     lines = ["one rank per machine downloads", "the other ranks read"]
             >>> accelerator.wait_for_everyone()
         """
-        return self._goes_first(self.is_main_process)
+        return self._first(self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter."""
-        return self._goes_first(self.is_local_main_process)
+        """Return a context that a machine's other ranks enter after its first rank has left it."""
+        return self._first(self.is_local_main_process)
 
     @contextmanager
-    def _goes_first(self, is_first: bool) -> Iterator[None]:
+    def _first(self, is_first: bool) -> Iterator[None]:
         if not is_first:
             self.wait_for_everyone()
         try:
@@ -184,7 +184,7 @@ class Process:
         Args:
             inputs: a list, tuple, tensor, array or `datasets.Dataset` that is equal on all ranks,
                 or a dict of those with equal lengths. If the length is not divisible, the first
-                ranks get one element more.
+                ranks get one more element.
             apply_padding: repeat the last element until all parts have the same length, as `gather`
                 requires; tensors are then moved to `device`.
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headway.devices.kind import DeviceKind
-from headway.devices.table import CPU, KINDS, kind_of, outside_kinds
+from headway.devices.table import CPU, KINDS, extension_kinds, kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
@@ -69,7 +69,7 @@ class World:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks along dimension "data" in the default process group; needs several ranks."""
+        """All ranks along dimension "data" in the default process group; requires several ranks."""
         return _mesh_of(self.device.type, dist.group.WORLD, data=self.ranks.world_size)
 
     def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
@@ -126,10 +126,10 @@ def join_world(
 ) -> World:
     """Choose this rank's device, and initialize the process group if there are several ranks.
 
-    `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, or `auto` for the best that
-    is available to every rank; `gpu` overrides the device index, by default the local rank. An
-    existing group must match the environment's size and the backend of `settings`; its timeout is
-    set.
+    `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, or `auto` for the best
+    device that is available to every rank. The argument `gpu` is a device index; None is the local
+    rank. An existing group must have the environment's size and the backend of `settings`; only its
+    timeout is changed.
     """
     settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
@@ -154,18 +154,18 @@ def _require_single_process(*, is_rank: bool) -> None:
     row = unknown_launcher()
     if row is None:
         return
-    told = f"{row.source} has started several, but this {row.unit} trains alone"
+    problem = f"{row.source} has started several, but this {row.unit} trains alone"
     where = f"environment {row.size}, {row.rank}"
     fix = f"`export {ALONE_VARIABLE}={ALONE}` if this is intended, as with srun -n8 wandb agent"
     if is_rank:  # RANK and WORLD_SIZE are 0 and 1, as with torchrun in each process
-        log_once(f"note: {told} ({where}); fix: {fix}")
+        log_once(f"note: {problem} ({where}); fix: {fix}")
         return
     start = "put `headway launch` before the script, which sets RANK, WORLD_SIZE and so on"
-    raise UsageError(f"{told}: RANK is not set", where=where, fix=f"{start}; or {fix}")
+    raise UsageError(f"{problem}: RANK is not set", where=where, fix=f"{start}; or {fix}")
 
 
 before_leaving: list[Callable[[], None]] = []
-"""Functions to call before the process group is destroyed, which wait for its users."""
+"""Functions that wait for users of the process group, called before it is destroyed."""
 
 
 def leave_world() -> None:
@@ -189,7 +189,7 @@ it."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Wait for gloo's threads before Python exits: a thread that takes the GIL later aborts.
+    """Wait for gloo's threads before Python exits: a thread that then takes the GIL aborts.
 
     See pytorch#190489. Skipped after an unhandled exception: the other ranks are still working.
     """
@@ -300,7 +300,7 @@ def best_device(ranks: Ranks) -> str:
     best = next(name for name, kind in KINDS.items() if is_usable(kind))
     if best != CPU.name:
         return best
-    return next((name for name, kind in outside_kinds().items() if is_usable(kind)), best)
+    return next((name for name, kind in extension_kinds().items() if is_usable(kind)), best)
 
 
 def group_backend(device: torch.device) -> str | None:
@@ -316,7 +316,7 @@ def _backends() -> dict[str, str]:
 
 
 def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
-    # DDP imports this later; if imported while a group exists, it would keep a reference to it
+    # DDP imports this later; if it is imported while a group exists, it keeps a reference to it
     import_module("torch.distributed.nn.functional")
     prefix_group_stores(import_module("torch.distributed.distributed_c10d"))
     device, own = world.device.type, kind_of(world.device.type).backend

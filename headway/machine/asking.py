@@ -14,7 +14,7 @@ from headway.machine.source import Source
 
 
 class TorchDevices(NamedTuple):
-    """Output of `headway/devices/asked.py`; `error` is the reason if there are no devices."""
+    """Output of `headway.devices.list_devices`; `error` is the reason if there are no devices."""
 
     version: str
     gpus: tuple[Gpu, ...]
@@ -23,7 +23,7 @@ class TorchDevices(NamedTuple):
 
 def ask_torch(source: Source, device: str, *words: str) -> TorchDevices:
     """Run torch in a subprocess; OSError if it fails to start, cannot import torch, or hangs."""
-    command = [sys.executable, "-m", "headway.devices.asked", device, *words]
+    command = [sys.executable, "-m", "headway.devices.list_devices", device, *words]
     lines = source.output_of(command).splitlines()
     try:
         return read(TorchDevices, json.loads(lines[-1]))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from headway.devices.kind import DeviceKind
-from headway.devices.table import CPU, CUDA, KINDS, MPS, outside_kinds
+from headway.devices.table import CPU, CUDA, KINDS, MPS, extension_kinds
 from headway.machine.facts import Gpu, Machine, Torch
 from headway.machine.source import Source, cpu_quota, physical_cores
 
@@ -46,7 +46,7 @@ def detect_machine(
             machine = _with_driver(machine, environ, source, device, full=full)
     is_outside = device not in (*KINDS, "auto", "gpu")
     if is_outside or (device != CPU.name and not machine.gpus and not machine.mps):
-        kinds = outside_kinds()
+        kinds = extension_kinds()
         if is_outside:
             machine = machine._replace(gpus=())
             kinds = {name: kind for name, kind in kinds.items() if name == device}

@@ -1,1 +1,1 @@
-"""The number formats of a forward and backward pass. Only the runtime comes in."""
+"""Mixed precision of forward and backward passes. Only the runtime imports it."""

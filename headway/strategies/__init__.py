@@ -1,1 +1,1 @@
-"""Strategies for sharing a model between ranks; part of the runtime only."""
+"""Strategies for distributing a model over ranks. Only the runtime imports it."""

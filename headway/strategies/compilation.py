@@ -19,7 +19,7 @@ from headway.strategies.units import units_of
 
 
 class DynamoBackend(str, Enum):
-    """The usual backends of `torch.compile`; other registered backends are passed by name.
+    """The usual backends of `torch.compile`; pass other registered backends by name.
 
     Examples:
         >>> from headway.utils import DynamoBackend, TorchDynamoPlugin
@@ -42,7 +42,7 @@ class DynamoBackend(str, Enum):
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """How prepared models are compiled with `torch.compile`.
+    """Arguments for `torch.compile`, which compiles prepared models.
 
     Args:
         backend: a `DynamoBackend`, the name of a registered backend (case-insensitive for the
@@ -50,7 +50,7 @@ class TorchDynamoPlugin(KwargsHandler):
         mode: "default", "reduce-overhead" or "max-autotune"; None is "default".
         fullgraph: whether a graph break is an error; None is False.
         dynamic: whether to compile for dynamic shapes; None detects dynamic shapes automatically.
-        options: options of the backend, instead of a mode.
+        options: options for the backend, instead of a mode.
         disable: turn `torch.compile` into a no-op.
         use_regional_compilation: compile the model's repeated blocks, such as transformer layers,
             instead of the whole model; equal blocks share compiled code.
@@ -180,7 +180,7 @@ def has_compiled_regions(module: torch.nn.Module) -> bool:
 
 
 def is_peft_model(model: torch.nn.Module) -> bool:
-    """Return whether `model` is a peft model, or wraps one.
+    """Return whether `model` is a peft model, or a wrapper of a peft model.
 
     Examples:
         >>> import torch

@@ -1,11 +1,11 @@
-"""DistributedDataParallel: every rank has a replica of the model and its own share of each batch.
+"""DistributedDataParallel: every rank has a replica of the model and its own part of each batch.
 
 Hooks registered with `register_post_accumulate_grad_hook` measure how long a rank waits for the
-gradient all-reduce, from its last gradient to the end of the backward pass: at first on all
-parameters, and after a few steps only on those that were last in one of them. If steps are short,
-one step every few milliseconds is sampled. All ranks must compute the same graph in each pass. With
-unused parameters and with sharded models, waiting counts as part of the backward pass. On a GPU the
-hooks run when a gradient is queued, and the clock records a device event.
+gradient all-reduce, from its last gradient to the end of the backward pass. At first, all
+parameters have a hook; after a few steps, only parameters whose gradient was the last of a step.
+Short steps are sampled, one every few milliseconds. All ranks must compute the same graph in each
+pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On a
+GPU the hooks run when a gradient is queued, and the clock records a device event.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from headway.distributed.meeting import has_real_ranks, meet
+from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
-from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, StrategySettings
+from headway.strategies.strategy import NULL_CTX, ForwardMethods, Strategy, StrategySettings
 from headway.strategies.weights import ModelWeights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes
@@ -51,9 +51,9 @@ class DDP(Strategy):
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         has_gradients = any(parameter.requires_grad for parameter in model.parameters())
-        if isinstance(uncompiled(model), DistributedDataParallel) or _exchanges_itself(model):
+        if isinstance(uncompiled(model), DistributedDataParallel) or _is_fsdp_model(model):
             return model
-        meet("prepare(...)")
+        call_barrier("prepare(...)")
         if not has_gradients:
             self._copy_from_rank_0(model)
             return model
@@ -93,14 +93,14 @@ class DDP(Strategy):
 
     def _watch_waiting(self, shared: DistributedDataParallel, progress: Progress) -> None:
         if not self._settings.ddp.find_unused_parameters:
-            note_exchange(shared, progress)
+            time_all_reduce(shared, progress)
         if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
-            note_buffers(shared, progress.clock)
+            time_buffers(shared, progress.clock)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):  # skips unwrapping in the common case
             model = uncompiled(model)
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else NOTHING
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else NULL_CTX
 
     @contextmanager
     def sync_in_backward(self, model: torch.nn.Module) -> Iterator[None]:
@@ -213,15 +213,15 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
         )
 
 
-def _exchanges_itself(model: torch.nn.Module) -> bool:
+def _is_fsdp_model(model: torch.nn.Module) -> bool:
     module = sys.modules.get("torch.distributed.fsdp")  # slow; imported if in use
     return module is not None and isinstance(uncompiled(model), module.FSDPModule)
 
 
-# ------------------------------------------------------------------ waiting for the all-reduce
+# ------------------------------------------------------------------ waiting for other ranks
 
 
-def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
+def time_all_reduce(model: DistributedDataParallel, progress: Progress) -> None:
     """Measure how long a model's backward passes wait for other ranks.
 
     Each parameter that requires grad must receive a gradient in every pass.
@@ -229,7 +229,7 @@ def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
     _LastGradient(model, progress)
 
 
-def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
+def time_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
     """Measure how long forward passes wait for rank 0's buffers before computing."""
 
     def begin(*_: Any) -> None:
@@ -246,7 +246,7 @@ def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
 
 class _LastGradient:
-    """Finds the parameters whose gradients are ready last, and hooks these in some steps."""
+    """Finds the parameters whose gradients are ready last, and registers hooks in some steps."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         self._trained = [p for p in model.module.parameters() if p.requires_grad]
@@ -274,7 +274,7 @@ class _LastGradient:
         self._last = number
 
     def _end_step(self) -> float:
-        """Return the clock time after which to call this again at the end of a step."""
+        """Return the clock time after which the next end of a step calls this."""
         mark = self._progress.clock.mark
         last, self._last = self._last, None
         if last is None:

@@ -51,7 +51,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
     """Arguments for `torch.nn.parallel.DistributedDataParallel`; no effect with one rank.
 
     Args:
-        dim: as in DistributedDataParallel, like the next six arguments.
+        dim: as in DistributedDataParallel; so are the next six arguments.
         comm_hook: how gradients are compressed for the all-reduce: fp16, bf16 or PowerSGD
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.

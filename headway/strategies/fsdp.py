@@ -1,8 +1,4 @@
-"""Fully sharded data parallelism (FSDP2): each rank holds a shard of every parameter.
-
-The strategies come first, then calls of models with gathered weights, and optimizers that follow
-replaced parameters.
-"""
+"""Fully sharded data parallelism (FSDP2): each rank has a shard of every parameter."""
 
 from __future__ import annotations
 
@@ -29,13 +25,13 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from headway.distributed.meeting import meet, runs_ahead, watch
+from headway.distributed.call_barrier import call_barrier, runs_ahead, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.ipc.stderr import log
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
-from headway.strategies.strategy import NOTHING, ForwardMethods, Models, Strategy, StrategySettings
+from headway.strategies.strategy import NULL_CTX, ForwardMethods, Models, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
     ModelWeights,
@@ -48,9 +44,9 @@ PREPARE = "the script's prepare(...)"
 
 
 class FSDP(Strategy):
-    """Shards parameters, gradients and optimizer states, and all-gathers each unit for its use.
+    """Shards parameters, gradients and optimizer states, and all-gathers each unit when it is used.
 
-    Every rank reads its own share of each batch. Gradients are reduce-scattered in each backward
+    Every rank reads its own part of each batch. Gradients are reduce-scattered in each backward
     pass, so accumulated gradients are sharded as well.
     """
 
@@ -92,27 +88,27 @@ class FSDP(Strategy):
         by_unit = dynamo.use_regional_compilation is not False
         is_compiled = compile_blocks(units if by_unit else [], dynamo)
         self._shard(inner, units)
-        self._announce(inner, units)
+        self._log_units(inner, units)
         return model if is_compiled else compiled(model, dynamo)
 
     def _shard(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
-        meet("prepare(...)")
+        call_barrier("prepare(...)")
         offload = CPUOffloadPolicy() if self._settings.cpu_offload else OffloadPolicy()
         weights = ModelWeights(model, self._world.device)
         for unit in (*units, model):
-            modules = _unsharded(unit)
+            modules = _unsharded_modules(unit)
             before = parameters_of(modules)
             weights.fill(modules)
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True, offload_policy=offload)
             for module, name, old in before:
-                succeeds(old, getattr(module, name))
+                record_successor(old, getattr(module, name))
             type(unit).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
-        self._extend_calls(model)
+        self._register_hooks(model)
 
-    def _extend_calls(self, model: torch.nn.Module) -> None:
+    def _register_hooks(self, model: torch.nn.Module) -> None:
         """Support first calls under inference_mode(), `forward_methods` and buffer broadcasts."""
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
+        model.register_forward_pre_hook(partial(_allocate_buffers, units), prepend=True)
         names = dict.fromkeys(("generate", *self._settings.forward_methods))
         methods = [name for name in names if callable(getattr(model, name, None))]
         if methods:
@@ -120,13 +116,13 @@ class FSDP(Strategy):
             for name in methods:
                 plain = getattr(model, name)
                 register_fsdp_forward_method(model, name)
-                gathering = partial(_gathered_to_the_end, model, units, getattr(model, name))
+                gathering = partial(_call_gathered, model, units, getattr(model, name))
                 forward_methods.register(name, plain, gathering)
         buffers = saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
         if buffers:
             model.register_forward_pre_hook(partial(_broadcast_buffers, buffers), prepend=True)
 
-    def _announce(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
+    def _log_units(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
         if self._world.ranks.rank:
             return
         counts = Counter(map(_name_of, units))
@@ -137,13 +133,13 @@ class FSDP(Strategy):
         )
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
-        follow(optimizer)
+        replace_parameters(optimizer)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._synced(model, False)
 
     def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return NOTHING  # sharded gradients need less memory than unsharded gradients
+        return NULL_CTX  # sharded gradients need less memory than unsharded gradients
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._synced(model, True)
@@ -168,8 +164,8 @@ class FSDP(Strategy):
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        _meet_to_clip(parameters)
-        return _whole(super().clip_grad_norm_(parameters, max_norm, norm_type))
+        _check_clip_call(parameters)
+        return _full_tensor(super().clip_grad_norm_(parameters, max_norm, norm_type))
 
     def clip_grad_value_(self, parameters: list[torch.Tensor], clip_value: float) -> None:
         require_sharded(parameters, "clip_grad_value_")
@@ -177,11 +173,11 @@ class FSDP(Strategy):
 
     def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
         tensors = list(parameters)
-        _meet_to_clip(tensors)
-        return _whole(super().total_norm(tensors, norm_type))
+        _check_clip_call(tensors)
+        return _full_tensor(super().total_norm(tensors, norm_type))
 
     @contextmanager
-    def whole(self, model: torch.nn.Module) -> Iterator[None]:
+    def unsharded(self, model: torch.nn.Module) -> Iterator[None]:
         units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
         hooks = [unit.register_state_dict_pre_hook(_refuse_state_dict) for unit in units]
         for unit in units:
@@ -220,7 +216,7 @@ class FSDP(Strategy):
         return parameters_without_data()
 
     def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _whole(tensor.detach())
+        return _full_tensor(tensor.detach())
 
 
 class HSDP(FSDP):
@@ -281,13 +277,13 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
             )
 
 
-def _unsharded(unit: torch.nn.Module) -> list[torch.nn.Module]:
+def _unsharded_modules(unit: torch.nn.Module) -> list[torch.nn.Module]:
     inner = [module for module in unit.modules() if isinstance(module, FSDPModule)]
     sharded = {module for unit in inner for module in unit.modules()}
     return [module for module in unit.modules() if module not in sharded]
 
 
-def _gather_first(units: list[Any], *_: Any) -> None:
+def _allocate_buffers(units: list[Any], *_: Any) -> None:
     """Allocate FSDP's buffers before a first inference_mode() pass, so that they are trainable."""
     if units and torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
@@ -318,30 +314,30 @@ def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
 
 def _refuse_state_dict(*_: Any) -> NoReturn:
     raise UsageError(
-        "state_dict() of a sharded model was called in accelerator.whole(...)",
+        "state_dict() of a sharded model was called in accelerator.unsharded(...)",
         where="the script's state_dict()",
-        fix="call accelerator.get_state_dict(model) on every rank, outside of whole()",
+        fix="call accelerator.get_state_dict(model) on every rank, outside of unsharded()",
     )
 
 
-def _meet_to_clip(parameters: list[torch.Tensor]) -> None:
+def _check_clip_call(parameters: list[torch.Tensor]) -> None:
     require_sharded(parameters, "clip_grad_norm_")
     if not runs_ahead(parameters):
-        meet("clip_grad_norm_(...)")
+        call_barrier("clip_grad_norm_(...)")
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _gathered_to_the_end(
+def _call_gathered(
     model: Any, units: list[Any], method: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Call a method, keeping the model's gathered weights until it returns.
 
     torch's own wrapper frees them after each inner `forward()`, although the method needs them.
     """
-    _gather_first(units)
+    _allocate_buffers(units)
     model.set_reshard_after_forward(False, recurse=False)
     try:
         return method(*args, **kwargs)
@@ -350,24 +346,24 @@ def _gathered_to_the_end(
         model.reshard()
 
 
-def _number_of_all(_: object, args: tuple[object, ...], __: object) -> Any:
+def _gathered_item(_: object, args: tuple[object, ...], __: object) -> Any:
     """Return the value of a single-element DTensor, gathered from all ranks if sharded."""
     tensor: Any = args[0]
     if all(placement.is_replicate() for placement in tensor.placements):
         return tensor.to_local().item()
-    meet("item() or float() of a sharded tensor")
+    call_barrier("item() or float() of a sharded tensor")
     return tensor.full_tensor().item()
 
 
 # torch returns the value of the local shard; its handler table has no public name
-_OF_OPERATIONS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-_OF_OPERATIONS[torch.ops.aten._local_scalar_dense.default] = _number_of_all
+_OP_HANDLERS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+_OP_HANDLERS[torch.ops.aten._local_scalar_dense.default] = _gathered_item
 
 
 _SUCCESSOR = "_headway_successor"  # of a parameter: its replacement in the prepared model
 
 
-def succeeds(old: torch.Tensor, new: torch.Tensor) -> None:
+def record_successor(old: torch.Tensor, new: torch.Tensor) -> None:
     """Record that `new` replaces `old`, and free the memory of `old`."""
     if old is new or hasattr(old, _SUCCESSOR):
         return  # a tied parameter, already replaced
@@ -377,18 +373,18 @@ def succeeds(old: torch.Tensor, new: torch.Tensor) -> None:
     old.data = old.data.new_empty(0)
 
 
-_NEEDS = {  # optimizers that do not support shards
+_UNSUPPORTED = {  # optimizers that do not support shards
     "Adafactor": "needs full rows and columns of parameters",  # torch's and others'
     "Rprop": "uses masked assignment, which torch does not support for shards",
 }
 
 
-def follow(optimizer: torch.optim.Optimizer) -> None:
+def replace_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Replace an optimizer's parameters with their successors, and move its state to them."""
     kind = type(optimizer).__name__
-    if kind in _NEEDS:
+    if kind in _UNSUPPORTED:
         raise UsageError(
-            f"{kind} cannot train a sharded model: it {_NEEDS[kind]}",
+            f"{kind} cannot train a sharded model: it {_UNSUPPORTED[kind]}",
             where="the script's prepare(...)",
             fix="use AdamW, or another element-wise optimizer",
         )
@@ -403,10 +399,10 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
                 )
     for group in optimizer.param_groups:
         # in place: LBFGS and others keep the list
-        group["params"][:] = [_followed(p, optimizer.state) for p in group["params"]]
+        group["params"][:] = [_successor_with_state(p, optimizer.state) for p in group["params"]]
 
 
-def _followed(old: torch.Tensor, state: Any) -> torch.Tensor:
+def _successor_with_state(old: torch.Tensor, state: Any) -> torch.Tensor:
     new: torch.Tensor | None = getattr(old, _SUCCESSOR, None)
     if new is None:
         return old

@@ -1,6 +1,6 @@
 """Counts the steps of scripts without an Accelerator, by a global optimizer hook.
 
-The launcher arranges for this module to be imported after torch.
+In ranks, this module is imported right after torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def join(_: object = None) -> None:
 
 
 class PlainSteps:
-    """Counts steps if neither an Accelerator nor a library's Trainer does.
+    """Counts steps if neither an Accelerator nor a library's Trainer counts them.
 
     With several optimizers, as in a GAN, a step ends when one of them steps again.
     """

@@ -129,7 +129,7 @@ class FullyShardedDataParallelPlugin:
         return AUTO
 
 
-def shown_plugin(
+def effective_plugin(
     given: FullyShardedDataParallelPlugin | None,
     *,
     activation_checkpointing: bool,

@@ -1,4 +1,4 @@
-"""The base class of strategies for sharing a model between ranks; complete for one rank."""
+"""The base class of strategies for distributing a model over ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class StrategySettings(NamedTuple):
     wrap: str = "auto"  # see `units_of`
     shard_size: int | None = None  # ranks per replica of the model, for hsdp
     cpu_offload: bool = False
-    forward_methods: tuple[str, ...] = ()  # called like forward() on shared models
+    forward_methods: tuple[str, ...] = ()  # called like forward() on distributed models
     progress: Progress | None = None  # None if not reported
 
 
-NOTHING = nullcontext()
+NULL_CTX = nullcontext()
 Models = Callable[[], Iterable[torch.nn.Module]]
 
 
 class Strategy:
-    """The strategy for one rank, and the base class of the others.
+    """The strategy for one rank, and the base class of other strategies.
 
     Scripts can pass an instance of a custom subclass: `Accelerator(strategy=MyStrategy())`. The
     Accelerator calls `set_up` first, in which subclasses for several ranks set `data_rank` and
@@ -41,13 +41,13 @@ class Strategy:
     """
 
     name = "no"  # in messages
-    data_rank = 0  # index of the share of every batch that this rank reads
-    data_size = 1  # number of shares
-    shards = False  # whether a rank holds only a shard of each parameter
+    data_rank = 0  # index of this rank's part of each batch
+    data_size = 1  # number of parts
+    shards = False  # whether a rank has only a shard of each parameter
     has_copies = False  # whether ranks compare their replicas of each parameter
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
-        """Share models among the ranks of `world`."""
+        """Prepare for models that are distributed over the ranks of `world`."""
         self._world = world
         self._settings = settings
 
@@ -59,9 +59,9 @@ class Strategy:
         *,
         trains: bool = True,
     ) -> torch.nn.Module:
-        """Apply `precision` and compilation to `model`, and share it between the ranks.
+        """Apply `precision` and compilation to `model`, and distribute it over the ranks.
 
-        Without a device the weights are not moved. `trains`: synchronize its gradients.
+        If `device` is None, weights are not moved. `trains`: synchronize gradients.
         """
         if trains and self._settings.activation_checkpointing:
             checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
@@ -73,7 +73,7 @@ class Strategy:
         return model
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make `optimizer` update the parameters that replaced its own in prepared models.
+        """Replace the parameters of `optimizer` that `prepare_model` has replaced in models.
 
         Called for all optimizers after all models of a `prepare()` call. A no-op if models keep
         their parameters, as here and in DDP.
@@ -81,7 +81,7 @@ class Strategy:
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes do not synchronize gradients."""
-        return NOTHING
+        return NULL_CTX
 
     def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return the context for a micro-batch that does not complete an optimizer step."""
@@ -89,7 +89,7 @@ class Strategy:
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass synchronizes gradients inside `no_sync`."""
-        return NOTHING
+        return NULL_CTX
 
     def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
         """Set whether the next backward pass reduces gradients over replicas of sharded models.
@@ -102,7 +102,7 @@ class Strategy:
         return True
 
     def set_broadcast_buffers(self, model: torch.nn.Module, value: bool) -> None:
-        """Set the result of `broadcasts_buffers`, if it changes in training."""
+        """Set the result of `broadcasts_buffers`, if it can change during training."""
 
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
@@ -119,13 +119,13 @@ class Strategy:
         gradients = [p.grad for p in parameters if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, norm_type)
 
-    def whole(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+    def unsharded(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which the weights of `model` are unsharded."""
-        return NOTHING
+        return NULL_CTX
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the full state dict of `model`; every rank must call this."""
-        with self.whole(model):
+        with self.unsharded(model):
             return model.state_dict()
 
     def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Strategy:
 
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models that will be sharded are created on the meta device."""
-        return NOTHING
+        return NULL_CTX
 
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
         """Load a full state dict, as returned by `state_dict`, on every rank."""
@@ -150,7 +150,7 @@ class Strategy:
 
 
 class ForwardMethods:
-    """Wraps methods of a shared model so that they run like its `forward()`.
+    """Wraps methods of a distributed model so that they run like its `forward()`.
 
     Methods and `forward()` may call each other: only the outermost call is wrapped.
     """

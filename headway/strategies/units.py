@@ -52,7 +52,7 @@ def _outside(model: Module, unit: Module) -> Iterator[torch.nn.Parameter]:
 
 
 def _repeated(model: Module) -> Iterator[Module]:
-    """Yield the outermost modules with parameters whose class is repeated in their list."""
+    """Yield the outermost modules with parameters and a class that is repeated in their list."""
     members = list(model.children())
     counts = Counter(type(member) for member in members) if isinstance(model, _LISTS) else Counter()
     for member in members:
@@ -61,7 +61,7 @@ def _repeated(model: Module) -> Iterator[Module]:
             yield member
             continue
         inner = list(_repeated(member))
-        has_blocks = any(True for block in inner for _ in block.children())  # or else layers
+        has_blocks = any(True for block in inner for _ in block.children())  # otherwise layers
         if is_block and not has_blocks and not isinstance(member, _NOT_CALLED):
             yield member
         else:

@@ -15,19 +15,19 @@ from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.errors import UsageError
 
 
-class Owned(NamedTuple):
+class ModuleTensor(NamedTuple):
     module: torch.nn.Module
     name: str
     tensor: torch.Tensor
 
 
-def parameters_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
+def parameters_of(modules: Iterable[torch.nn.Module]) -> list[ModuleTensor]:
     """Return the modules' direct parameters, with one entry per use of a tied parameter."""
-    return [*_owned((module, module._parameters) for module in modules)]
+    return [*_items((module, module._parameters) for module in modules)]
 
 
-def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
-    return [*_owned((module, module._buffers) for module in modules)]
+def buffers_of(modules: Iterable[torch.nn.Module]) -> list[ModuleTensor]:
+    return [*_items((module, module._buffers) for module in modules)]
 
 
 def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
@@ -42,11 +42,11 @@ def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     ]
 
 
-def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iterator[Owned]:
+def _items(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iterator[ModuleTensor]:
     for module, by_name in tensors:
         for name, tensor in by_name.items():
             if tensor is not None:
-                yield Owned(module, name, tensor)
+                yield ModuleTensor(module, name, tensor)
 
 
 class ModelWeights:
@@ -72,22 +72,22 @@ class ModelWeights:
         placed = {id(entry.tensor): self._placed(entry) for entry in owned}
         for entry in owned:
             setattr(entry.module, entry.name, placed[id(entry.tensor)])
-        lacking = [entry for entry in owned if self._full_name(entry) in self._without_data]
-        for module in dict.fromkeys(entry.module for entry in lacking):
+        uninitialized = [entry for entry in owned if self._full_name(entry) in self._without_data]
+        for module in dict.fromkeys(entry.module for entry in uninitialized):
             self._initialise(module)
-        for entry in lacking:
+        for entry in uninitialized:
             self._require_values(entry)
         for tensor in {id(tensor): tensor for tensor in placed.values()}.values():
             dist.broadcast(tensor.data, src=0)
 
-    def _full_name(self, entry: Owned) -> str:
+    def _full_name(self, entry: ModuleTensor) -> str:
         return ".".join(filter(None, (self._names[entry.module], entry.name)))
 
-    def _described(self, entry: Owned) -> str:
+    def _described(self, entry: ModuleTensor) -> str:
         frozen = "" if entry.tensor.requires_grad else " without gradient"
         return f"{self._full_name(entry)} {list(entry.tensor.shape)} {entry.tensor.dtype}{frozen}"
 
-    def _placed(self, entry: Owned) -> torch.Tensor:
+    def _placed(self, entry: ModuleTensor) -> torch.Tensor:
         tensor = entry.tensor
         if not tensor.is_meta:
             tensor.data = tensor.data.to(self._device).contiguous()
@@ -111,7 +111,7 @@ class ModelWeights:
         if callable(initialise):
             initialise(module)
 
-    def _require_values(self, entry: Owned) -> None:
+    def _require_values(self, entry: ModuleTensor) -> None:
         tensor = getattr(entry.module, entry.name)
         if not (tensor.is_floating_point() and tensor.isnan().any()):
             return

@@ -1,1 +1,1 @@
-"""The parts of a training: what it consists of, how objects are prepared, and how it steps."""
+"""The state of a training, preparation of its objects, and training steps."""

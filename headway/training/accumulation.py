@@ -22,8 +22,8 @@ class GradientAccumulationPlugin(KwargsHandler):
     """Configures gradient accumulation; replaces `gradient_accumulation_steps`.
 
     Args:
-        num_steps: micro-batches per optimizer step; None uses the launcher's setting, else 1.
-        adjust_scheduler: whether the schedule is written in optimizer steps. The learning rates are
+        num_steps: micro-batches per optimizer step; None uses the launcher's setting, or 1.
+        adjust_scheduler: whether the schedule is defined in optimizer steps. The learning rates are
             the same either way, as in Accelerate: a prepared scheduler never steps while
             gradients accumulate.
         sync_with_dataloader: the last batch of a loader completes an optimizer step and resets the
@@ -58,14 +58,14 @@ class AccumulationWindow:
         self.micro_batches = 0
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         """Token count of the previous micro-batches, and the divisor of their loss sums."""
-        self.is_fresh: bool | None = None  # no backward pass yet in this micro-batch; None: ever
+        self.is_fresh: bool | None = None  # before the backward pass of a micro-batch; None: unused
         self.by_tokens: bool | None = None  # whether this step uses num_tokens; None: no pass yet
         self._batch: tuple[Any, int] = (None, 0)  # the loop and its batch number
         self._parts, self._usual = 0, 1  # micro-batches in the current and the previous batch
         self._has_ended_early = False  # in the current batch, the last of its loop
 
     def begin(self, steps: int, ends_with_loader: bool) -> bool:
-        """Count a micro-batch, and return whether its gradients are due."""
+        """Count a micro-batch, and return whether it completes an optimizer step."""
         loop = current_loop()
         batch = loop, loop.number
         if batch != self._batch:
@@ -104,14 +104,14 @@ class Accumulation:
     """Counts micro-batches: gradients are due every `steps`, and at the end of the loader.
 
     Each set of models that is accumulated together has its own count. Counts are equal on all
-    ranks, because every rank gets the same number of batches. Leaving a loop early keeps the count:
-    its gradients are still in the model and contribute to the next step. A step that ends with the
-    loader ends at the n-th micro-batch of the last batch, if the batch before had n.
+    ranks, because every rank gets the same number of batches. Leaving a loop early keeps the count,
+    because its gradients are still in the model and contribute to the next step. If batches are
+    split into n micro-batches each, a loader's last step ends at the n-th of its last batch.
 
-    Loss sums are weighted so that the gradients are those of the mean over all tokens of a step.
-    The number of tokens is known only in the last micro-batch. Before its backward pass, in which
-    ranks average their gradients, the ranks sum their token counts, and each scales the gradients
-    that it has accumulated. This costs one small all-reduce per optimizer step; without
+    Loss sums are weighted so that the gradients are those of the mean loss over all tokens of a
+    step. The number of tokens is known only in the last micro-batch. Before its backward pass, in
+    which the ranks average their gradients, they sum their token counts, and each rank scales the
+    gradients that it has accumulated. This costs one small all-reduce per optimizer step; without
     accumulation the gradients are not modified.
     """
 
@@ -126,15 +126,15 @@ class Accumulation:
         self.plugin = plugin
         self.steps = plugin.num_steps or self.steps
         self._ends_with_loader = plugin.sync_with_dataloader
-        self.exchanges_each_batch = plugin.sync_each_batch
+        self.syncs_each_batch = plugin.sync_each_batch
 
     def reset(self) -> None:
         """Reset the count for all optimizers that use this accumulation."""
         self.sync_gradients = True  # whether gradients are due
         self._steps: dict[str, AccumulationWindow] = {}
-        self.step = self._step_of("")  # of the models accumulated most recently
+        self.step = self._step_of("")  # of the most recently accumulated models
         self._by_models: dict[tuple[torch.nn.Module, ...], AccumulationWindow] = {}
-        self.num_backward = 0  # backward passes since gradients were used or dropped
+        self.num_backward = 0  # backward passes since the gradients were used or dropped
 
     @property
     def is_open(self) -> bool:
@@ -143,7 +143,7 @@ class Accumulation:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients wait for an optimizer step, also if the script counts steps itself."""
+        """Whether gradients are waiting for an optimizer step, even without `accumulate()`."""
         return self.is_open or self.num_backward > 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,11 +248,11 @@ class Accumulation:
         num_tokens: int | torch.Tensor,
         parameters: Callable[[], Iterable[torch.Tensor]],
         *,
-        is_exchanged: bool = False,
+        is_synced: bool = False,
     ) -> torch.Tensor:
         """Return the initial gradient for the backward pass of `loss_sum`.
 
-        The loss is the sum over this rank's tokens, of shape [] or [1]. `is_exchanged`: ranks
+        The loss is the sum over this rank's tokens, of shape [] or [1]. `is_synced`: ranks
         average the gradients of every micro-batch, not only of the last.
         """
         if self._refuses_tokens:
@@ -272,7 +272,7 @@ class Accumulation:
         if not self.sync_gradients:
             if self.step.pending is None:
                 most = tokens.clamp(min=1)
-                if is_exchanged and rank_and_size()[1] > 1:
+                if is_synced and rank_and_size()[1] > 1:
                     dist.all_reduce(most, dist.ReduceOp.MAX)
                 self.step.pending = torch.zeros_like(tokens), most
             before, unit = self.step.pending

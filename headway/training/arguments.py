@@ -28,7 +28,7 @@ NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 _ENGINES = (
     "deepspeed_plugin deepspeed_plugins megatron_lm_plugin parallelism_config torch_tp_plugin"
 )
-_OF_LAUNCHES = "num_nodes node_rank master_addr max_restarts"
+_LAUNCH = "num_nodes node_rank master_addr max_restarts"
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     **{
         name: f"pass dataloader_config=DataLoaderConfiguration({name}=...)"
@@ -36,7 +36,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
-    **dict.fromkeys(_OF_LAUNCHES.split(), "remove it, and start the script with `headway launch`"),
+    **dict.fromkeys(_LAUNCH.split(), "remove it, and start the script with `headway launch`"),
     "devices": "start with `headway launch --devices 2` for two GPUs, `--devices 1,` for GPU 1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
@@ -71,7 +71,7 @@ class Arguments:
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
 
     @classmethod
-    def among(cls, parameters: Mapping[str, Any]) -> Arguments:
+    def select(cls, parameters: Mapping[str, Any]) -> Arguments:
         """Select the constructor's parameters that are fields of this class."""
         return cls(**{field.name: parameters[field.name] for field in fields(cls)})
 
@@ -120,7 +120,7 @@ def merge_arguments(
 
 
 def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
-    """Return the settings among the arguments, by the names of `RunContract`; None if not given."""
+    """Return the settings among the arguments, by their names in `RunContract`; None if omitted."""
     resume = arguments.resume_from
     return {
         "device": arguments.device,
@@ -132,18 +132,18 @@ def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) 
 
 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:
-    """Return the model-sharding settings; each may be passed only once."""
+    """Return the sharding settings; each may be passed only once."""
     strategy = arguments.strategy
     if not isinstance(strategy, Strategy | None):
         fix = "pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy"
         check_choice("Accelerator", (AUTO, *STRATEGIES), fix, strategy=strategy)
     check_range("Accelerator", 2, shard_size=arguments.shard_size)
-    said = {name: getattr(arguments, name) for name in SHARDING_SETTINGS}
-    said["wrap"] = _wrap(arguments.wrap)
+    passed = {name: getattr(arguments, name) for name in SHARDING_SETTINGS}
+    passed["wrap"] = _wrap(arguments.wrap)
     if arguments.fsdp_plugin is None:
-        return said
-    if twice := [name for name, value in said.items() if value is not None]:
-        raise _both("fsdp_plugin", f"{twice[0]}={said[twice[0]]!r}")
+        return passed
+    if twice := [name for name, value in passed.items() if value is not None]:
+        raise _both("fsdp_plugin", f"{twice[0]}={passed[twice[0]]!r}")
     return arguments.fsdp_plugin.settings()
 
 
@@ -163,7 +163,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
 def merge_accumulation(
     steps: int | None, plugin: GradientAccumulationPlugin | None
 ) -> GradientAccumulationPlugin:
-    """Return the plugin, or create it from `steps`; both only if `steps` is 1, the default."""
+    """Return the plugin, or create it from `steps`, which must be 1 or None with a plugin."""
     if plugin is None:
         check_range("Accelerator", 1, gradient_accumulation_steps=steps)
         return GradientAccumulationPlugin(num_steps=steps)

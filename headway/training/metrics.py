@@ -9,7 +9,7 @@ import torch
 
 from headway.data.active_loader import LoaderLoop, current_loop
 from headway.distributed import collectives
-from headway.distributed.meeting import runs_ahead
+from headway.distributed.call_barrier import runs_ahead
 from headway.distributed.nested import for_each_part, is_dataclass_object, leaves, only_tensors
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
@@ -33,7 +33,7 @@ def gather_for_metrics(
     """
     loop, size = current_loop(), rank_and_size()[1]
     results = _without_repeats(input_data, loop, use_gather_object, strict)
-    num_ranks = len(loop.batch.shares) or size  # the other ranks have left this loop
+    num_ranks = len(loop.batch.rank_sizes) or size  # the other ranks have left this loop
 
     def gather(part: Any) -> Any:
         if isinstance(part, SampleObjects):
@@ -44,7 +44,7 @@ def gather_for_metrics(
             return collectives.gather_among_first(part, num_ranks, False)
         tensors = [leaf for leaf in leaves(part) if isinstance(leaf, torch.Tensor)]
         if (_are_even(loop, tensors) and runs_ahead(tensors)) or not (
-            loop.batch.padded or loop.passed
+            loop.batch.padded or loop.ended_loop
         ):
             return collectives.gather(part)
         return collectives.gather_uneven(part)
@@ -75,14 +75,14 @@ def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool
 def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
     """Return how many of this rank's first results do not belong to repeated samples.
 
-    None: there is neither one row per sample of an epoch that has ended in the current batch, nor
-    k rows per sample of that batch.
+    None if there is neither one row per sample of an epoch that ended in the current batch, nor k
+    rows per sample of that batch.
     """
-    passed = loop.passed
+    ended = loop.ended_loop
     kept = _rows_of_batch(loop, rows, strict)
-    if passed is None or rows != passed.samples:
-        return kept if passed is None or loop.loader is not None else None
-    if loop.loader is not None and kept not in (None, rows - passed.repeated):
+    if ended is None or rows != ended.samples:
+        return kept if ended is None or loop.loader is not None else None
+    if loop.loader is not None and kept not in (None, rows - ended.repeated):
         raise UsageError(
             f"gather_for_metrics() got {rows} results, which may belong to the last batch or to"
             " the epoch that has ended in it",
@@ -90,20 +90,20 @@ def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
             fix="gather results of the outer loop's batch before the inner loop, and results of"
             " the inner loop inside it",
         )
-    return rows - passed.repeated
+    return rows - ended.repeated
 
 
 def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
     """Return the number of rows for new samples of the batch; truncate those of a full batch.
 
-    If the rows also are k per sample of a short batch, they are truncated if full batches had one
-    row per sample, kept as k per sample if those had more, and otherwise refused.
+    If there are also k rows per sample of a short batch, they are truncated if full batches had one
+    row per sample, and kept if full batches had more; otherwise UsageError is raised.
     """
     rank, size = rank_and_size()
     samples, new = loop.batch.of_rank(rank, size)
     if not samples:  # unknown
         return rows
-    full = loop.batch.full // (len(loop.batch.shares) or size)
+    full = loop.batch.full // (len(loop.batch.rank_sizes) or size)
     each, rest = divmod(rows, samples)
     if rows == full > samples and (rest or not loop.rows or 1 in loop.rows):
         if strict and not rest and loop.rows != {1}:
@@ -124,7 +124,7 @@ def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether all ranks have the same number of samples, and one row per sample."""
     batch = loop.batch
     samples, _ = batch.of_rank(*rank_and_size())
-    is_whole = loop.passed is None and not batch.shares and batch.samples == batch.padded
+    is_whole = loop.ended_loop is None and not batch.rank_sizes and batch.samples == batch.padded
     return is_whole and all(tensor.ndim == 0 or len(tensor) == samples for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that follow gradient accumulation, and their hyperparameters."""
+"""Optimizers and schedulers that respect gradient accumulation, and their hyperparameters."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class PreparedOptimizer(torch.optim.Optimizer):
     While gradients accumulate, `step()` and `zero_grad()` do nothing. All other attributes are
     those of the wrapped optimizer, `.optimizer`.
 
-    Created without `prepare`, it follows the `GradientState` of the process in fp32 and rejects a
+    If created without `prepare`, it uses the process's `GradientState` and fp32, and rejects a
     scaler. `device_placement` has no effect: an optimizer's state is on its weights' device.
     """
 
-    _after_step: Callable[[int], int] | None = None  # returns the step of its next call
+    _after_step: Callable[[int], int] | None = None  # returns the step at which to call it next
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._after_step = after_step
         self._next_call = after_step(0) if after_step is not None else 0
         self.step_was_skipped = False  # the last step, due to an fp16 overflow
-        self.hyperparameters = of_optimizer(optimizer)  # as passed to prepare(), or loaded
+        self.hyperparameters = optimizer_options(optimizer)  # as passed to prepare(), or loaded
         if optimizer.state:  # loaded before the model moved to its device
             optimizer.load_state_dict(optimizer.state_dict())
 
@@ -87,12 +87,12 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """Update the weights, unless gradients accumulate or overflowed (fp16).
 
         Return the first result of `closure`, as torch's optimizers do. With several ranks the
-        optimizer sees the mean of their losses, which matches the averaged gradients.
+        optimizer receives the mean of their losses, which matches the averaged gradients.
         """
         accumulation, progress = self._accumulation, self._progress
         losses: list[Any] = []
         if closure is not None:
-            closure = self._noting(closure, losses)
+            closure = self._recording(closure, losses)
         if not accumulation.sync_gradients:
             return None
         if accumulation.step.pending is not None:
@@ -108,7 +108,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 self._next_call = self._after_step(done)
         return losses[0] if losses else None
 
-    def _noting(self, closure: Callable[[], Any], losses: list[Any]) -> Callable[[], Any]:
+    def _recording(self, closure: Callable[[], Any], losses: list[Any]) -> Callable[[], Any]:
         if not self._accumulation.sync_gradients:
             raise UsageError(
                 "optimizer.step(closure) does not support gradient accumulation",
@@ -117,14 +117,14 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 " train with gradient_accumulation_steps=1",
             )
 
-        def noting() -> Any:
+        def recording() -> Any:
             loss = closure()
             if self._averages_losses and loss is not None:
                 loss = reduce(torch.as_tensor(loss, device=self.accelerator_state.device), "mean")
             losses.append(loss)
             return loss
 
-        return noting
+        return recording
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, unless they accumulate."""
@@ -192,7 +192,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 class PreparedScheduler:
     """Wraps the script's scheduler, and steps once per optimizer step.
 
-    A schedule is written in optimizer steps, independent of the number of ranks and of
+    A schedule is defined in optimizer steps, independent of the number of ranks and of
     `split_batches`: `step()` does nothing if the optimizer has not updated the weights since the
     scheduler's last step because gradients accumulate or overflowed (fp16). It can therefore be
     called in each iteration, once per epoch, or to fast-forward a new schedule. Accelerate steps
@@ -213,7 +213,7 @@ class PreparedScheduler:
         self._optimizer = optimizer
         self._step_with_optimizer = step_with_optimizer
         self.seen_steps = optimizer.step_count
-        self.hyperparameters = of_scheduler(scheduler)  # as passed to prepare(), or loaded
+        self.hyperparameters = scheduler_options(scheduler)  # as passed to prepare(), or loaded
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step, unless the optimizer skipped its step; arguments are passed to the scheduler."""
@@ -240,7 +240,7 @@ def _delegate(wrapper: object, inner: str, name: str) -> Any:
 # ------------------------------------------------------------------ hyperparameters
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def optimizer_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [_plain_items(group) for group in optimizer.param_groups]
     for group in groups:
         if "initial_lr" in group:  # then a schedule has changed `lr`
@@ -248,10 +248,10 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
-def of_scheduler(scheduler: Any) -> list[dict[str, Any]]:
+def scheduler_options(scheduler: Any) -> list[dict[str, Any]]:
     state: dict[str, Any] = getattr(scheduler, "state_dict", dict)()
     items = {name: value for name, value in _plain_items(state).items() if name[0] != "_"}
-    inner = [group for sub in getattr(scheduler, "_schedulers", ()) for group in of_scheduler(sub)]
+    inner = [g for sub in getattr(scheduler, "_schedulers", ()) for g in scheduler_options(sub)]
     return [{name: items[name] for name in items if name not in _PROGRESS}, *inner]
 
 
@@ -267,12 +267,12 @@ def _plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
     return items
 
 
-def replaced(given: Groups, before: Groups, loaded: Groups, way: str) -> Iterator[str]:
+def override_notes(given: Groups, before: Groups, loaded: Groups, way: str) -> Iterator[str]:
     """Yield a note for each hyperparameter of the script that the checkpoint overrides.
 
     `before` are the values passed in the run that saved the checkpoint: values that the script
-    changed during that run, such as a decayed learning rate, are not differences. `way` is code
-    that sets a value.
+    changed during that run, such as a decayed learning rate, do not count. `way` is the format of
+    code that sets a value.
     """
     lines = [
         f"note: {_WORDS.get(name, name)} {new[name]} from the checkpoint overrides {value} from the"

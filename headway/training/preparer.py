@@ -89,7 +89,7 @@ class Preparer:
                 )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
-        """Log which of these unprepared objects look like data that every rank reads in full."""
+        """Log unprepared objects that look like data, which every rank would read in full."""
         ranks = self.training.world.ranks
         for obj in objects:
             if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
@@ -127,7 +127,7 @@ class Preparer:
                 training.strategy.prepare_model(model, training.precision, device, trains=trains),
             )
             if not trains:
-                training.of_evaluation.add(training.find(model))
+                training.evaluation_models.add(training.find(model))
             for optimizer in training.optimizers:  # of an earlier prepare()
                 training.strategy.rebind(optimizer.optimizer)
 
@@ -192,14 +192,14 @@ class Preparer:
                 config=self._data,
                 micro_batch=micro_batch,
                 device=device,
-                before_pass=self._before_pass(),
+                before_iteration=self._before_iteration(),
                 seed=self._seed,
                 run=self.training.run,
                 number=len(self.training.loaders),
             )
             self.training.remember(loader, prepared)
 
-    def _before_pass(self) -> Callable[[], None] | None:
+    def _before_iteration(self) -> Callable[[], None] | None:
         """Return a function that synchronizes RNG states, or None if only samplers need it."""
         types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None

@@ -26,8 +26,8 @@ class ProfileKwargs(KwargsHandler):
             None records all that are available.
         schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active`,
             `repeat` and `skip_first`, each a number of `profiler.step()` calls.
-        on_trace_ready: called with the profiler after each recorded cycle of the schedule; without
-            a schedule, at the end.
+        on_trace_ready: called with the profiler after each recorded cycle of the schedule, or once
+            at the end without a schedule.
         record_shapes: record the shapes of inputs.
         profile_memory: record allocations.
         with_stack: record source lines.

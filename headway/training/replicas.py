@@ -11,23 +11,23 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.data.active_loader import open_loops
 from headway.devices.table import kind_of
-from headway.distributed.collectives import gather_alike
-from headway.distributed.meeting import final_barrier, has_real_ranks, meet
+from headway.distributed.call_barrier import call_barrier, final_barrier, has_real_ranks
+from headway.distributed.collectives import gather_same_shape
 from headway.errors import UsageError
 from headway.ipc.stderr import log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 
-_MOST_APART = 1024  # maximum number of steps between comparisons
+_MAX_INTERVAL = 1024  # maximum number of steps between comparisons
 
 _TOLERANCE = 1e-4  # the ranks' GPUs may round differently
 
 
-_ONE_RATE = (
+_FIX_RATE = (
     "pass the scheduler the same value on all ranks, such as accelerator.reduce(metric, 'mean')"
 )
-_ONE_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
-_ALIKE = (
+_FIX_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
+_FIX_WEIGHTS = (
     "prepare model and optimizer; call the prepared model itself, not"
     " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
     " each forward pass, with the sum of its losses; replace layers before prepare(); make the"
@@ -40,15 +40,15 @@ _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loa
 def next_comparison(step: int) -> int:
     """Return the next step after `step` at which ranks compare their weights.
 
-    These are 1, 2, 4, ..., 1024 and each 1024th: together less than 0.1 % of a training.
+    These are 1, 2, 4, ..., 1024, and then every 1024th; they take less than 0.1 % of a training.
     """
-    return step + min(max(step, 1), _MOST_APART)
+    return step + min(max(step, 1), _MAX_INTERVAL)
 
 
 def require_equal(training: Training, call: str) -> None:
     """Raise UsageError on all ranks if weights, learning rates or arguments differ between ranks.
 
-    Compares sums and sums of squares. Every rank must call this, in the script's `call`.
+    Compares sums and sums of squares. Every rank must call this; `call` is the script's call.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return
@@ -68,13 +68,14 @@ def require_equal(training: Training, call: str) -> None:
         if "lr" in options
     }
     names = [*arguments, *rates, *weights]
-    if meet(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
-        raise _differing("the prepared weights of the ranks differ in name or number", call, _ALIKE)
+    if call_barrier(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
+        what = "the prepared weights of the ranks differ in name or number"
+        raise _differing(what, call, _FIX_WEIGHTS)
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
     compared = [*arguments.values(), *rates.values(), *weights.values()]
     sums = torch.stack([_sums(tensors, dtype).to(device) for tensors in compared])
-    everyones = gather_alike(sums[None])  # rank, weight, which sum
+    everyones = gather_same_shape(sums[None])  # rank, weight, kind of sum
     scale = everyones[0].abs()
     scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may sum to 0
     differ = ((everyones - everyones[0]).abs() > _TOLERANCE * scale).any(2)
@@ -85,11 +86,11 @@ def require_equal(training: Training, call: str) -> None:
     raise _differing(
         f"{names[first]} differs between {named(ranks)} and rank 0",
         call,
-        _ALIKE
+        _FIX_WEIGHTS
         if names[first] in weights
-        else _ONE_RATE
+        else _FIX_RATE
         if names[first] in rates
-        else _ONE_ARGUMENT,
+        else _FIX_ARGUMENT,
     )
 
 
@@ -113,7 +114,7 @@ def _differing(what: str, call: str, fix: str) -> UsageError:
 
 
 def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:
-    models = [model for model in training.models if model not in training.of_evaluation]
+    models = [model for model in training.models if model not in training.evaluation_models]
     for number, prepared in enumerate(map(uncompiled, models)):
         model, ignored, known = prepared, set[str](), None
         if isinstance(prepared, DistributedDataParallel):
@@ -146,7 +147,7 @@ def _sums(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def note_unused(training: Training) -> None:
-    """Log once, after the first step, which parts of the training the script does not use."""
+    """Log once, after the first step, if accumulation or sharded data is unused."""
     accumulation, ranks = training.accumulation, training.world.ranks
     if ranks.rank:
         return

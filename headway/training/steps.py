@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch.distributed.algorithms.join import Join
 
+from headway.distributed.call_barrier import call_barrier, runs_ahead
 from headway.distributed.collectives import reduce
 from headway.distributed.handler import check_entries, check_range
-from headway.distributed.meeting import meet, runs_ahead
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import BACKWARD
-from headway.strategies.strategy import NOTHING
+from headway.strategies.strategy import NULL_CTX
 from headway.training.arguments import reject_unsupported
 from headway.training.optimizer import PreparedOptimizer
 from headway.training.replicas import note_raw_optimizer, note_unprepared
@@ -42,7 +42,7 @@ class Steps:
         accumulation, progress = training.accumulation, training.progress
         if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
-            is_last = accumulation.sync_gradients or accumulation.exchanges_each_batch
+            is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
             training.strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
         if is_watched:
@@ -93,7 +93,7 @@ class Steps:
         """Return the initial gradient for the backward pass of a sum over tokens."""
         training = self.training
         if training.strategy.shards and not runs_ahead([loss]):
-            meet("backward(num_tokens=...)")
+            call_barrier("backward(num_tokens=...)")
         accumulation = training.accumulation
         return accumulation.start_of_backward(
             loss,
@@ -103,7 +103,7 @@ class Steps:
                 for number, model in enumerate(training.models)
                 if not accumulation.is_apart(number)
             ),
-            is_exchanged=training.strategy.shards or accumulation.exchanges_each_batch,
+            is_synced=training.strategy.shards or accumulation.syncs_each_batch,
         )
 
     def _models(self) -> list[torch.nn.Module]:
@@ -112,8 +112,8 @@ class Steps:
     def accumulate(self, models: tuple[torch.nn.Module, ...]) -> AbstractContextManager[Any]:
         accumulation = self.training.accumulation
         accumulation.begin_micro_batch(models, self._models)
-        if accumulation.sync_gradients or accumulation.exchanges_each_batch:
-            return NOTHING
+        if accumulation.sync_gradients or accumulation.syncs_each_batch:
+            return NULL_CTX
         strategy = self.training.strategy
         if len(models) == 1:
             return strategy.no_sync_in_micro_batch(models[0])
@@ -143,7 +143,7 @@ class Steps:
         with ExitStack() as stack:
             if even_batches is not None:
                 for loader in training.all_loaders:
-                    stack.enter_context(loader.sharing_evenly(even))
+                    stack.enter_context(loader.override_even_batches(even))
             if training.world.ranks.world_size > 1:
                 join = Join(list(joinables), enable=not even, throw_on_early_termination=False)
                 stack.enter_context(join)

@@ -1,4 +1,4 @@
-"""The state of a training: its prepared and registered objects, and their progress."""
+"""The state of a training: prepared and registered objects, and progress."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from headway.data.active_loader import TrainingLoader
 from headway.data.loader import PreparedDataLoader
-from headway.data.passes import LoaderSet
+from headway.data.loader_set import LoaderSet
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.handler import check_range
-from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
@@ -43,8 +43,8 @@ class Training:
     global_batch_size: int | None = None
     prepared: list[tuple[Any, Any]] = field(default_factory=list)  # (original, wrapper) pairs
     registered: list[Any] = field(default_factory=list)  # with `register_for_checkpointing`
-    has_prepared: bool = False  # ever, even if since forgotten
-    of_evaluation: set[torch.nn.Module] = field(default_factory=set)  # not synchronized
+    has_prepared: bool = False  # at any time, even if dropped since
+    evaluation_models: set[torch.nn.Module] = field(default_factory=set)  # not synchronized
     ranks_may_differ: bool = False  # ranks currently take different numbers of steps
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Training:
     def forget(self) -> None:
         """Drop all prepared objects, free their memory, and reset gradient accumulation."""
         self.prepared.clear()
-        self.of_evaluation.clear()
+        self.evaluation_models.clear()
         self.accumulation.reset()
         clear_device_cache(garbage_collection=True)
 
@@ -105,7 +105,7 @@ class Training:
     def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
         """Return the unwrapped model; if it is sharded, all ranks must be in `call`."""
         if self.strategy.shards:
-            meet(call)
+            call_barrier(call)
         return extract_model_from_parallel(model, keep_torch_compile=False)
 
     @property
@@ -118,7 +118,6 @@ class Training:
 
     @property
     def all_loaders(self) -> list[Any]:
-        """All prepared loaders."""
         return self._all(TrainingLoader)
 
     @property
@@ -149,7 +148,7 @@ class Training:
 
     @property
     def loader(self) -> PreparedDataLoader | None:
-        """The loader whose epochs drive the steps; initially the first that was trained on."""
+        """The loader that determines the epoch: the leading one, or the first used for training."""
         leads = attrgetter("epochs.leads", "epochs.has_trained")
         return max(self.loaders, key=leads, default=None)
 
@@ -167,9 +166,9 @@ class Training:
     def is_in_evaluation(self) -> bool:
         """Whether an evaluation loop is running after training has started."""
         is_open = any(
-            pass_.rounds and not pass_.is_complete and pass_.seen == self.progress.num_trained
-            for pass_ in self.run.open
-            if not pass_.owner.has_trained
+            each.rounds and not each.is_complete and each.seen == self.progress.num_trained
+            for each in self.run.open
+            if not each.owner.has_trained
         )
         return is_open and any(loader.epochs.has_trained for loader in self.loaders)
 
@@ -179,6 +178,6 @@ _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
-    """Return whether all weights belong to prepared models; None: whether any model is prepared."""
+    """Return whether all weights are in prepared models; None: whether any model is prepared."""
     known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
     return bool(known) if weights is None else all(id(weight) in known for weight in weights)

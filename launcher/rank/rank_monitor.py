@@ -186,8 +186,8 @@ def read_groups() -> tuple[Group, ...]:
 
 
 def _calls_of_all_ranks() -> tuple[Group, ...]:
-    module = sys.modules.get("headway.distributed.meeting")
-    last = None if module is None else module.last_meeting()
+    module = sys.modules.get("headway.distributed.call_barrier")
+    last = None if module is None else module.last_barrier()
     if last is None:
         return ()
     number, call, is_waiting = last

@@ -16,7 +16,7 @@ from headway import Accelerator
 from headway.checkpoint.manifest import read_manifest
 from headway.compat import Accelerator as CompatAccelerator
 from headway.data.loader import PreparedDataLoader
-from headway.data.passes import LoaderSet
+from headway.data.loader_set import LoaderSet
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
 from headway.utils import set_seed
@@ -134,14 +134,14 @@ def test_loops_that_take_turns_are_reported(capsys: pytest.CaptureFixture[str]) 
         for number in turns:
             next(loops[number])
             first.run.progress.num_trained += 1
-            first.run.checkpoint.note_leader()
+            first.run.checkpoint.update_leader()
         assert notes(capsys).count("take turns") == (turns[-1] == 0)
     first = prepared()
     second = PreparedDataLoader(DataLoader(range(12), 2), run=first.run)  # type: ignore[arg-type]
     for _ in zip(first, second, strict=False):
         first.run.progress.num_trained += 1
         next(iter(first))  # a look is no other loop
-        first.run.checkpoint.note_leader()
+        first.run.checkpoint.update_leader()
     assert [loader.epochs.leads for loader in (first, second)] == [True, False]
 
 
@@ -151,7 +151,7 @@ def test_loops_of_single_batches_are_saved_when_the_next_epoch_begins() -> None:
     for _ in run.count_epochs(3, [loader.epochs for loader in one]):
         for _ in chain(*one):
             run.progress.num_trained += 1
-            run.checkpoint.mark(lambda: taken.append(run.epoch or 0))
+            run.checkpoint.schedule(lambda: taken.append(run.epoch or 0))
     assert taken == [1, 2]
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it(
     run.resume(int, [None, was_early], has_trained=True)
     for _ in loader:
         run.progress.num_trained += 1
-        run.checkpoint.mark(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))
+        run.checkpoint.schedule(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))
     taken.clear()
     for number in (1, 2, 3):
         next(iter(loader))
@@ -256,7 +256,7 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "batches that it keeps" in steps(loader, cycle([*loader]))
     due, kept = (loader := prepared()).run.checkpoint, iter(loader)
     next(kept)
-    assert [due.mark(int), due.mark(int)] == [True, False], "no loop will take it"
+    assert [due.schedule(int), due.schedule(int)] == [True, False], "no loop will take it"
     assert "batches that it keeps" in notes(capsys)
 
 
@@ -304,10 +304,10 @@ def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[st
         loader = prepared()
         for _ in loader:
             loader.run.progress.num_trained += 1
-            loader.run.checkpoint.note_leader()
+            loader.run.checkpoint.update_leader()
         for _ in loader if is_second else ():
             loader.run.progress.num_trained += 1
-            loader.run.checkpoint.note_leader()
+            loader.run.checkpoint.update_leader()
         loader.run.counted_epochs([loader.epochs])
         assert notes(capsys).count("several loops") == is_second
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from headway.data.loader import PreparedDataLoader
-from headway.data.passes import LoaderSet
+from headway.data.loader_set import LoaderSet
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.ipc.progress import Progress
 from headway.utils import DataLoaderConfiguration, set_seed
@@ -300,11 +300,11 @@ def trained(
             drawn.append((repr(batches), torch.rand(1).item(), random.random()))
             run.progress.num_trained += 1  # as an optimizer does
             is_due = cut_after is not None and len(drawn) >= cut_after
-            is_marked = is_due and run.checkpoint.mark(take)
+            is_marked = is_due and run.checkpoint.schedule(take)
             torch.rand(1), np.random.rand()  # what follows in the body of the loop
             if is_due and not is_marked:
                 take()  # outside of a loop over a loader
-        run.checkpoint.take()
+        run.checkpoint.save()
     except Cut:
         pass
     return drawn, saved[0] if saved else b""

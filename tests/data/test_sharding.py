@@ -21,9 +21,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from headway.data.batch_sources import checksum_of
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
-from headway.data.shares import mark
 from headway.errors import UsageError
 
 LOADERS: dict[str, Any] = {
@@ -266,7 +266,7 @@ def test_marks_tell_values_apart_and_not_objects() -> None:
     def samples(last: float) -> list[Any]:
         return [{"text": "a", "array": np.arange(3)}, (torch.tensor([1.0, last]), None, object())]
 
-    assert mark(samples(2.0)) == mark(samples(2.0))
-    assert mark(samples(2.0)) != mark(samples(3.0))
-    assert mark([np.arange(3)]) != mark([np.arange(1, 4)])
-    assert mark([torch.eye(2).to_sparse()]) == mark([torch.eye(2).to_sparse()])
+    assert checksum_of(samples(2.0)) == checksum_of(samples(2.0))
+    assert checksum_of(samples(2.0)) != checksum_of(samples(3.0))
+    assert checksum_of([np.arange(3)]) != checksum_of([np.arange(1, 4)])
+    assert checksum_of([torch.eye(2).to_sparse()]) == checksum_of([torch.eye(2).to_sparse()])

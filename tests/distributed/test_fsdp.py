@@ -52,7 +52,7 @@ def train(accelerator: Accelerator, model: Any, optimizer: Any, steps: int = 2) 
 
 def weights(accelerator: Accelerator, model: Any) -> Tensor:
     """Return all weights in full, on every rank."""
-    with accelerator.whole(model) as inner:
+    with accelerator.unsharded(model) as inner:
         return torch.cat([p.detach().flatten().clone() for p in inner.parameters()])
 
 
@@ -116,7 +116,7 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
             pass
 
     def state_dict_of_whole() -> None:
-        with accelerator.whole(model) as inner:
+        with accelerator.unsharded(model) as inner:
             inner.state_dict()
 
     def tokens_withheld() -> None:
@@ -205,7 +205,7 @@ def test_methods_and_whole_weights_are_as_without_sharding() -> None:
     model: Any = accelerator.prepare(plain)
     accelerator.backward(model(x).sum())
     inner: Any
-    with accelerator.whole(model) as inner:
+    with accelerator.unsharded(model) as inner:
         assert inner.inner.weight.shape == (4, 8)
         weight = inner.inner.weight.clone()
     assert torch.allclose(model(x), decoded)

@@ -89,7 +89,7 @@ def test_a_wrong_result_is_an_error_that_says_how_wrong(
         "import sys, headway.smoke as smoke\n"
         "row = smoke.PRECISIONS['no']\n"
         "smoke.PRECISIONS['no'] = row._replace(tolerance=-1.0)\n"
-        "smoke.CHECKS['data loader'] = lambda _: smoke.Verdict(False, 'sample 3 came twice')\n"
+        "smoke.CHECKS['data loader'] = lambda _: smoke.Outcome(False, 'sample 3 came twice')\n"
         "smoke.main(sys.argv[1])"
     )
     checks_wrong = [sys.executable, "-c", text]

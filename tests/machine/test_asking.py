@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway.devices import asked
+from headway.devices import list_devices
 from headway.errors import MachineError
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -154,12 +154,12 @@ def test_a_child_answers_with_the_devices_of_torch_or_the_reason_for_none(
 ) -> None:
     cuda = pytest.importorskip("torch.cuda")
     monkeypatch.setattr(cuda, "is_available", lambda: False)
-    asked.main(["cuda"])
+    list_devices.main(["cuda"])
     assert json.loads(capsys.readouterr().out)["gpus"] == []
     there = SimpleNamespace(name="H100", uuid="a-b", total_memory=2**36, major=9, minor=0)
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "device_count", lambda: 1)
     monkeypatch.setattr(cuda, "get_device_properties", lambda _: there)
-    asked.main(["cuda"])
+    list_devices.main(["cuda"])
     (gpu,) = json.loads(capsys.readouterr().out)["gpus"]
     assert (gpu["uuid"], gpu["memory_bytes"], gpu["capability"]) == ("GPU-a-b", 2**36, [9, 0])

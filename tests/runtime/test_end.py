@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from headway import accelerator as module  # noqa: E402
 from headway.checkpoint import background, saving  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
-from headway.distributed import meeting  # noqa: E402
+from headway.distributed import call_barrier  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from tests.runtime.resumed_training import CHECKPOINTS, Training, names  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
@@ -182,13 +182,13 @@ def test_the_last_rank_to_come_asks_the_store_nothing_once_the_others_may_leave_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store()
-    monkeypatch.setattr(meeting, "default_store", lambda: store)
-    monkeypatch.setattr(meeting, "rank_and_size", lambda: (0, 1))
+    monkeypatch.setattr(call_barrier, "default_store", lambda: store)
+    monkeypatch.setattr(call_barrier, "rank_and_size", lambda: (0, 1))
     monkeypatch.setattr(torch.distributed, "PrefixStore", lambda _, store: store)
     leaves: list[Callable[[], None]] = []
-    monkeypatch.setattr(meeting, "before_leaving", leaves)
-    meetings = meeting._Meetings()
-    assert meetings.hold("end_training") is None
+    monkeypatch.setattr(call_barrier, "before_leaving", leaves)
+    barriers = call_barrier._CallBarriers()
+    assert barriers.enter("end_training") is None
     for leave in [*leaves]:
         leave()
     at = store.asked.index(("set", "1/go"))

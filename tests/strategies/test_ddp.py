@@ -16,7 +16,7 @@ from headway.errors import UsageError
 from headway.ipc import step_clock
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import BACKWARD, EXCHANGE, FORWARD, GRADIENTS, SYNC, StepClock
-from headway.strategies.ddp import _fix_buckets, _watch_frozen, note_buffers, note_exchange
+from headway.strategies.ddp import _fix_buckets, _watch_frozen, time_all_reduce, time_buffers
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -132,7 +132,7 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
     model = DistributedDataParallel(Model())
     model.register_comm_hook(None, slow_exchange)
     progress = Progress()
-    note_exchange(model, progress)
+    time_all_reduce(model, progress)
     taken = passes(model, progress, 6)
     for backward_s, sync_s in taken:
         assert backward_s >= SLOW_S
@@ -159,7 +159,7 @@ def test_some_short_steps_are_watched_and_stand_for_all(
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     model.register_comm_hook(None, exchange)
     progress = Progress()
-    note_exchange(model, progress)
+    time_all_reduce(model, progress)
     num_hooks = []
     for number in range(201):
         loss = model(torch.ones(2, 4)).sum()
@@ -183,7 +183,7 @@ def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
 ) -> None:
     model = DistributedDataParallel(Model())
     clock = StepClock()
-    note_buffers(model, clock)
+    time_buffers(model, clock)
     monkeypatch.setattr(model, "_sync_buffers", lambda: time.sleep(SLOW_S))
     clock.enter(FORWARD)
     before = clock.spent[FORWARD], clock.tally.spent[SYNC]

@@ -18,7 +18,7 @@ from headway.ipc.run_contract import Ranks
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.strategies.units import units_of
-from headway.training import connector
+from headway.training import accelerator_setup
 
 
 class Replacing(Strategy):
@@ -53,7 +53,7 @@ class Replacing(Strategy):
             group["params"] = [self.replaced.get(p, p) for p in group["params"]]
 
     @contextmanager
-    def whole(self, model: torch.nn.Module) -> Iterator[None]:
+    def unsharded(self, model: torch.nn.Module) -> Iterator[None]:
         self.is_whole = True
         yield
 
@@ -69,7 +69,7 @@ class Replacing(Strategy):
 @pytest.fixture
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Replacing:
     made = Replacing(World(torch.device("cpu"), Ranks()))
-    monkeypatch.setattr(connector, "strategy_for", lambda *_: made)
+    monkeypatch.setattr(accelerator_setup, "strategy_for", lambda *_: made)
     return made
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.compat.forwarding import forward
-from headway.distributed.meeting import meet
+from headway.distributed.call_barrier import call_barrier
 from headway.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -
     from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
     from headway.checkpoint.training_state import state_of
 
-    meet("the saving of a sharded model or optimizer")
+    call_barrier("the saving of a sharded model or optimizer")
     progress = CheckpointProgress(training.steps_done, 0, 0.0)
     state = state_of(training, weights, allow_pickle=False)
     write_prepared(prepare_checkpoint(folder, lambda _: state, progress))
@@ -169,7 +169,7 @@ def _load(
             where=str(folder.parent),
             fix="resume with the strategy that saved it, such as `--strategy ddp`, or start over",
         )
-    meet("the loading of a sharded model or optimizer")
+    call_barrier("the loading of a sharded model or optimizer")
     loaded = load_checkpoint(folder, shard_like(training))
     checkpoint = SavedState(loaded, folder, parts, strict=strict)
     agree(checkpoint.check)

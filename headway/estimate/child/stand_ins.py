@@ -35,7 +35,7 @@ from headway.estimate.child.patching import nothing, replace, replace_wherever_i
 from headway.ipc.choices import DDP, SHARDED
 from headway.strategies.fsdp import sharded_as
 from headway.strategies.strategy import Strategy, StrategySettings
-from headway.training import connector
+from headway.training import accelerator_setup
 
 Note = Callable[[str], None]
 
@@ -328,7 +328,7 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) 
 
 def replace_choice_of_strategy(note: Note) -> None:
     """Ignore the strategy that a script passes to its Accelerator; the trial sets it."""
-    choose = connector.strategy_for
+    choose = accelerator_setup.strategy_for
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
         if chosen in SHARDED or settings.activation_checkpointing:

@@ -1,4 +1,4 @@
-"""A rank's share of the global batches of a loader, read here or received from rank 0."""
+"""Sources of a rank's part of the global batches, read on this rank or received from rank 0."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
 from headway.data.division import Division, Offset, ShardedBatch, samples_in
-from headway.data.epochs import Pass
+from headway.data.epochs import LoaderIteration
 from headway.data.generators import preserve_generators
 from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import batch_size_of, changed, is_plain, len_of, num_repeats
-from headway.data.seeds import Drawn
-from headway.distributed.meeting import meet
+from headway.data.seeds import SeededIndices
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.errors import UsageError
 
-Item = tuple[Any, GlobalBatch]  # this rank's batch
-Parts = tuple[list[Any], GlobalBatch]  # the batches of all ranks that are read here
-_Read = tuple[list[Any], GlobalBatch, int]  # with the `mark` of the samples read by all ranks
+Item = tuple[Any, GlobalBatch]  # with this rank's batch
+Parts = tuple[list[Any], GlobalBatch]  # with the batches read on this rank, for any ranks
+_Read = tuple[list[Any], GlobalBatch, int]  # with the checksum of the samples read by all ranks
 LOOP = "a loop over a prepared DataLoader"
 
 
@@ -37,28 +37,28 @@ class NoBatch:
     """Sentinel for a rank without a batch in a round; a class, so that pickle preserves it."""
 
 
-class Share:
-    """The batches of a stream on a single rank, or of a loader that overrides `__iter__`.
+class BatchSource:
+    """Reads a stream on a single rank, or a loader that overrides `__iter__`; base class.
 
     Batches of the latter keep their sizes. With `even_batches`, ranks without a batch in the last
     round get a batch of that round again.
     """
 
     reads = True  # whether this rank loads samples
-    ahead: Any = None  # object with `has_more`, if that is known before the next batch is loaded
+    lookahead: Any = None  # has `has_more`, if that is known before the next batch is loaded
     has_more = False
 
     def __init__(self, loader: Any, division: Division) -> None:
         self.loader = changed(loader) if is_plain(loader) else loader  # the loader to read
         self._division = division
 
-    def begin(self, start: Pass) -> Iterator[Item]:
-        """Begin a pass; return this rank's batches, each with its global batch."""
-        return ((parts[0], batch) for parts, batch in self.rounds(start))
+    def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
+        """Start an iteration; return this rank's batches, each with its global batch."""
+        return ((parts[0], batch) for parts, batch in self.rounds(iteration))
 
-    def rounds(self, start: Pass) -> Iterator[Parts]:
-        """Begin a pass; return the batches read here for all ranks, round by round."""
-        return _rest(self._rounds(self.read(start)), start)
+    def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
+        """Start an iteration; return the batches read on this rank, round by round."""
+        return _rest(self._rounds(self.read(iteration)), iteration)
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
         num_ranks, full = self._division.num_ranks, batch_size_of(self.loader)
@@ -76,30 +76,30 @@ class Share:
         """Return the number of rounds in which this rank has a part."""
         return self._division.num_rounds(len(self.loader), self._division.num_ranks, False)
 
-    def opened(self, start: Pass) -> Iterator[Any]:
-        """Return the loader's iterator; nested passes do not use persistent workers."""
-        is_apart = start.depth and getattr(self.loader, "persistent_workers", False)
+    def opened(self, iteration: LoaderIteration) -> Iterator[Any]:
+        """Return the loader's iterator; nested iterations do not use persistent workers."""
+        is_apart = iteration.depth and getattr(self.loader, "persistent_workers", False)
         return iter(changed(self.loader, persistent_workers=False) if is_apart else self.loader)
 
-    def read(self, start: Pass, num_batches: int = 1) -> Iterator[Any]:
+    def read(self, iteration: LoaderIteration, num_batches: int = 1) -> Iterator[Any]:
         """Iterate the loader, whose items are `num_batches` of the script's batches each."""
-        items = self.opened(start)
+        items = self.opened(iteration)
         if is_plain(self.loader) and self.loader.num_workers:
             return items
-        given = start.place.taken.batches - start.reread.batches
-        return start.owner.draws.each(items, start.place, given // num_batches)
+        given = iteration.start.taken.batches - iteration.reread.batches
+        return iteration.owner.draws.each(items, iteration.start, given // num_batches)
 
 
-def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
-    """Read the first rounds of a pass again, with their checksum if the place has one."""
-    for parts, _ in islice(rounds, start.reread.batches // start.owner.num_batches):
-        if start.place.checksum:
-            start.checksum = crc32(b"%d" % mark(parts[0]), start.checksum)
+def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
+    """Reread the first rounds of an iteration; compute their checksum if the start has one."""
+    for parts, _ in islice(rounds, iteration.reread.batches // iteration.owner.num_batches):
+        if iteration.start.checksum:
+            iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
     yield from rounds
 
 
-class MapShare(Share):
-    """Share of a map-style dataset: all ranks draw the same indices, and each loads its part."""
+class MapSource(BatchSource):
+    """Reads a map-style dataset: all ranks draw the same indices, and each loads its part."""
 
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
@@ -108,21 +108,21 @@ class MapShare(Share):
         # out-of-order batches would differ between ranks
         options = {} if division.num_ranks == 1 else {"in_order": True}
         self.loader = changed(loader, **{self._name: self._indices}, **options)
-        self.ahead = None if loader.num_workers else self._indices
+        self.lookahead = None if loader.num_workers else self._indices
 
-    def begin(self, start: Pass) -> Iterator[Item]:
-        self._indices.start = start
-        items, given = _unlabelled(self.opened(start)), self._indices.given
+    def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
+        self._indices.iteration = iteration
+        items, given = _unlabelled(self.opened(iteration)), self._indices.given
         if self._division.num_ranks > 1:  # this rank may have no part of the last round
             items = chain(items, iter(lambda: NoBatch if given else None, None))
         if not self._is_checked:
             self._is_checked, items = True, self._checked(items)
         return zip(items, iter(given.popleft, None), strict=False)  # no Python frame per batch
 
-    def rounds(self, start: Pass) -> Iterator[Parts]:
-        items = self.begin(start)
+    def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
+        items = self.begin(iteration)
         for part, batch in items:
-            others = islice(items, (len(batch.shares) or self._division.num_ranks) - 1)
+            others = islice(items, (len(batch.rank_sizes) or self._division.num_ranks) - 1)
             yield [part, *(other for other, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -130,7 +130,7 @@ class MapShare(Share):
         first = [*islice(items, 1)]
         length, indices = len_of(self.loader.dataset), self._indices.first
         samples = None if indices is None else self._marks_of(indices, _last(indices, length))
-        require_same(lengths=length, indices=mark(indices), samples=samples)
+        require_same(lengths=length, indices=checksum_of(indices), samples=samples)
         yield from chain(first, items)
 
     def _marks_of(self, *batches: Any) -> str | None:
@@ -139,7 +139,7 @@ class MapShare(Share):
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
         with preserve_generators(), suppress(Exception):  # a dataset may have no such last sample
-            marks.extend(map(mark, changed(self.loader, **options, **own)))
+            marks.extend(map(checksum_of, changed(self.loader, **options, **own)))
         return str(marks) if marks[::2] == marks[1::2] else None
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class MapShare(Share):
 
 def _last(indices: Any, length: int | None) -> Any:
     """Return the last index of a dataset in the form of `indices`, which is the fallback."""
-    is_drawn, is_list = isinstance(indices, Drawn), isinstance(indices, list)
+    is_drawn, is_list = isinstance(indices, SeededIndices), isinstance(indices, list)
     one = indices.samples[0][0] if is_drawn else indices[0] if is_list else indices
     if not (isinstance(one, Integral) and length):
         return indices
@@ -173,15 +173,15 @@ class Indices:
     It draws one round ahead, so that the last round is known.
     """
 
-    start: Pass  # the pass of the next iteration; torch iterates twice with workers
+    iteration: LoaderIteration  # of the next `iter()`; with workers, torch calls it twice
     has_more = False  # whether another round follows
-    first: Any = None  # rank 0's indices in the latest pass's first round, as loaded
+    first: Any = None  # rank 0's indices in the latest iteration's first round
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
         self.given = deque[GlobalBatch]()  # of indices whose batches were not yielded yet
         self._is_alone = division.num_ranks == 1
-        self._is_batched = order.gives_lists
+        self._is_batched = order.yields_lists
         size = getattr(order.source, "batch_size", None) if self._is_batched else 1
         self._size = size if isinstance(size, int) else 0
         self._drop_last = bool(getattr(order.source, "drop_last", False)) and not self._is_alone
@@ -192,11 +192,11 @@ class Indices:
 
     def __iter__(self) -> Iterator[Any]:
         self.given = deque()
-        return (self._alone if self._is_alone else self._ahead)(self.start, self.given)
+        return (self._alone if self._is_alone else self._ahead)(self.iteration, self.given)
 
-    def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
+    def _alone(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of a single rank, without the cost of dividing them."""
-        batches = self._order.draw(start.place, start.sums)
+        batches = self._order.draw(iteration.start, iteration.sums)
         size, to_load, is_batched = self._size, self._order.loading(), self._is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
@@ -207,8 +207,8 @@ class Indices:
             given.append(usual if samples == size else GlobalBatch(samples, samples, size))
             yield one if to_load is None else to_load(one)
 
-    def _ahead(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
-        rounds = self._drawn(start)  # lazy: starts with the first request
+    def _ahead(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
+        rounds = self._drawn(iteration)  # lazy: starts with the first request
         to_load, is_first = self._order.loading(), True
         following = next(rounds, None)
         while following is not None:
@@ -221,9 +221,9 @@ class Indices:
             for part in parts:
                 yield self._loaded(samples[part], to_load)
 
-    def _drawn(self, start: Pass) -> Iterator[ShardedBatch]:
+    def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
         num_ranks = self._division.num_ranks
-        drawn = self._order.draw(start.place, start.sums, num_ranks)
+        drawn = self._order.draw(iteration.start, iteration.sums, num_ranks)
         if self._order.counts_samples:
             yield from map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
             return
@@ -238,8 +238,8 @@ class Indices:
         return drawn if to_load is None else to_load(drawn)
 
 
-class StreamShare(Share):
-    """Share of a stream: every rank reads all samples and collates its own."""
+class StreamSource(BatchSource):
+    """Reads a stream: every rank reads all samples, and collates its part."""
 
     def __init__(self, loader: Any, division: Division) -> None:
         self._stream = StreamRounds(loader, division)
@@ -248,8 +248,8 @@ class StreamShare(Share):
         single["collate_fn"] = collate
         super().__init__(changed(loader, dataset=self._stream, **single), division)
 
-    def rounds(self, start: Pass) -> Iterator[Parts]:
-        return _rest(self._compared(self.read(start, self._division.num_ranks)), start)
+    def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
+        return _rest(self._compared(self.read(iteration, self._division.num_ranks)), iteration)
 
     def _compared(self, rounds: Iterator[_Read]) -> Iterator[Parts]:
         """Yield rounds after checking that all ranks have read the same samples."""
@@ -283,7 +283,7 @@ class StreamRounds(IterableDataset[_Read]):
                 return
             samples, slices, batch = self._division.of_samples(read, self.full)
             parts = [samples[part] for part in self._division.read(slices)]
-            yield parts or [NoBatch], batch, mark(read[:num_marked])
+            yield parts or [NoBatch], batch, checksum_of(read[:num_marked])
             num_marked = 1  # only the first sample of later rounds
 
 
@@ -293,67 +293,68 @@ def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) 
     return ready, batch, number
 
 
-class OwnShare(Share):
-    """Share of data that is already split: each rank reads its own loader or part of a stream.
+class PreshardedSource(BatchSource):
+    """Reads presharded data: each rank has its own loader or part of a stream.
 
     In each round the ranks exchange their numbers of samples. A rank that has run out of data
-    gets its first batch again until all ranks have finished.
+    repeats its first batch until all ranks have finished.
     """
 
     def __init__(self, loader: Any, order: SampleOrder | None, num_ranks: int) -> None:
-        one = Division()
-        self._source = Share(loader, one) if order is None else MapShare(loader, order, one)
+        own = Division()
+        self._source = BatchSource(loader, own) if order is None else MapSource(loader, order, own)
         self.loader = self._source.loader
-        self.ahead = None if self._source.ahead is None else self
+        self.lookahead = None if self._source.lookahead is None else self
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
 
-    def begin(self, start: Pass) -> Iterator[Item]:
-        return self._with_others(self._source.begin(start), start)
+    def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
+        return self._with_others(self._source.begin(iteration), iteration)
 
-    def _with_others(self, items: Iterator[Item], start: Pass) -> Iterator[Item]:
-        taken, first = start.place.taken.batches, NoBatch
+    def _with_others(self, items: Iterator[Item], iteration: LoaderIteration) -> Iterator[Item]:
+        taken, first = iteration.start.taken.batches, NoBatch
         length = len(self.loader) if self._repeats else 0
         for number in count(taken + 1):
             batch, _ = next(items, (NoBatch, None))
             size = new = 0 if batch is NoBatch else size_of(batch)
             if number == length:
                 new -= self._repeats
-            has_more = getattr(self._source.ahead, "has_more", False)
+            has_more = getattr(self._source.lookahead, "has_more", False)
             own = f"{new} {batch is not NoBatch:d} {has_more:d}"
-            rows = [map(int, line.split()) for line in meet(LOOP, own) or [own] * self._num_ranks]
-            shares, have_batches, have_more = zip(*rows, strict=True)
+            lines = call_barrier(LOOP, own) or [own] * self._num_ranks
+            rows = [map(int, line.split()) for line in lines]
+            rank_sizes, have_batches, have_more = zip(*rows, strict=True)
             self.has_more = any(have_more)
             if not any(have_batches):
                 return
             if first is NoBatch and not taken:
                 first = batch
             if batch is NoBatch:
-                first = self._first(start) if first is NoBatch else first
+                first = self._first(iteration) if first is NoBatch else first
                 batch, size = first, size_of(first)
-            total = sum(shares)
-            yield batch, GlobalBatch(total, total, self._full, shares, size - new)
+            total = sum(rank_sizes)
+            yield batch, GlobalBatch(total, total, self._full, rank_sizes, size - new)
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def _first(self, start: Pass) -> Any:
+    def _first(self, iteration: LoaderIteration) -> Any:
         """Return the first batch of the epoch, if a resumed run starts at the end of its data."""
-        again = copy.copy(start)
-        again.place = start.place._replace(taken=Offset())
+        again = copy.copy(iteration)
+        again.start = iteration.start._replace(taken=Offset())
         return next(self._source.begin(again), (NoBatch, None))[0]
 
 
-class DispatchedShare(Share):
-    """Share of batches that only rank 0 reads, and scatters to the ranks."""
+class DispatchedSource(BatchSource):
+    """Receives batches that only rank 0 reads, and scatters to the ranks."""
 
-    def __init__(self, source: Share, rank: int, num_ranks: int) -> None:
+    def __init__(self, source: BatchSource, rank: int, num_ranks: int) -> None:
         self._source, self.loader = source, source.loader
-        self.ahead = None if source.ahead is None else self
+        self.lookahead = None if source.lookahead is None else self
         self.reads, self._num_ranks = rank == 0, num_ranks
 
-    def begin(self, start: Pass) -> Iterator[Item]:
-        return self._received(self._source.rounds(start) if self.reads else iter(()))
+    def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
+        return self._received(self._source.rounds(iteration) if self.reads else iter(()))
 
     def _received(self, rounds: Iterator[Parts]) -> Iterator[Item]:
         """Yield this rank's part of every round; rank 0 passes the rounds."""
@@ -363,9 +364,9 @@ class DispatchedShare(Share):
                 parts, batch = next(rounds, ([], None))
                 ready = [for_each_tensor(torch.Tensor.cpu, part) for part in parts]
                 ready += [NoBatch] * (self._num_ranks - len(ready))
-                has_more = getattr(self._source.ahead, "has_more", False)
+                has_more = getattr(self._source.lookahead, "has_more", False)
                 sent = [(part, batch, has_more) for part in ready]
-            meet(LOOP)
+            call_barrier(LOOP)
             received: list[Any] = [None]
             dist.scatter_object_list(received, sent)
             part, batch, self.has_more = received[0]
@@ -391,14 +392,14 @@ def size_of(batch: Any) -> int:
 VALUES = 64  # number of compared values per tensor
 
 
-def mark(samples: Any) -> int:
-    """Return a checksum of samples that, unlike pickle's, is the same in every process."""
+def checksum_of(samples: Any) -> int:
+    """Return a checksum of samples that is equal in all processes, unlike that of a pickle."""
     return crc32(repr([*map(_value, leaves(samples))]).encode(errors="backslashreplace"))
 
 
 def require_same(**facts: object) -> None:
     """Raise UsageError if facts about the data differ between ranks; None is not compared."""
-    texts = meet(LOOP, "\n".join(map(str, facts.values())))
+    texts = call_barrier(LOOP, "\n".join(map(str, facts.values())))
     if texts is None:
         return
     columns = zip(facts, zip(*(text.split("\n") for text in texts), strict=True), strict=True)
@@ -426,14 +427,14 @@ def _value(data: Any) -> Any:
     return type(data).__name__  # other objects are compared by type only
 
 
-def share_of(loader: Any, draws: Draws, division: Division) -> Share:
-    """Return this rank's share of `loader`, a DataLoader or any iterable of batches."""
+def batch_source_for(loader: Any, draws: Draws, division: Division) -> BatchSource:
+    """Return the batch source of `loader`, a DataLoader or any iterable of batches."""
     num_ranks, order = division.num_ranks, draws if isinstance(draws, SampleOrder) else None
-    if division.is_own:
-        return OwnShare(loader, order, num_ranks)
+    if division.is_presharded:
+        return PreshardedSource(loader, order, num_ranks)
     if order is not None:
-        share: Share = MapShare(loader, order, division)
+        source: BatchSource = MapSource(loader, order, division)
     else:
-        kind = StreamShare if num_ranks > 1 and is_plain(loader) else Share
-        share = kind(loader, division)
-    return DispatchedShare(share, division.rank, num_ranks) if division.reads_all else share
+        kind = StreamSource if num_ranks > 1 and is_plain(loader) else BatchSource
+        source = kind(loader, division)
+    return DispatchedSource(source, division.rank, num_ranks) if division.reads_all else source

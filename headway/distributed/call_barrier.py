@@ -1,6 +1,6 @@
-"""Meetings: barriers over the store that run before collectives and detect mismatched calls.
+"""Barriers over the store, which run before collectives and detect mismatched calls.
 
-If a rank is in another call, or cannot reach this call, the error has both lines of the script.
+If a rank is in another call, or cannot reach this call, the error contains both script lines.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headway.ipc.process_groups import has_exited, process_address, read_groups
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
 
-_LOOK_EVERY_S = 0.5  # interval for checking the other ranks' positions, per _RANKS_AT_A_LOOK ranks
-_RANKS_AT_A_LOOK = 64
+_CHECK_EVERY_S = 0.5  # interval for checking the other ranks' positions, per _RANKS_PER_CHECK ranks
+_RANKS_PER_CHECK = 64
 _LONGEST_SLEEP_S = 0.02  # between polls of the store
-_COUNT_BITS = 16  # low bits of a meeting's sum count ranks; the high bits add checksums of calls
-_ALL_SAME, _ALL_CAME = b"same", b"differ"
+_COUNT_BITS = 16  # low bits of a barrier's sum count ranks; the high bits add checksums of calls
+_EQUAL, _DIFFERENT = b"same", b"differ"
 _NOT_THE_SCRIPT = (
     "<",
     str(Path(__file__).parents[1]),
@@ -43,15 +43,15 @@ _NOT_THE_SCRIPT = (
 )
 
 
-class Where(NamedTuple):
-    number: int = 0  # of the last meeting that the rank has reached
+class RankCall(NamedTuple):
+    number: int = 0  # of the last barrier that the rank has reached
     call: str = ""  # the call that it waits in; empty if none
     detail: str = ""  # must be equal on all ranks
     place: str = ""  # the script's file and line
     waits_in: tuple[tuple[str, int], ...] = ()  # group and sequence number of torch collectives
     has_left: bool = False
     process: str = ""  # from `process_address`
-    error: str = ""  # the type of the exception that ended the rank
+    error: str = ""  # the type of the rank's unhandled exception
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
@@ -64,24 +64,24 @@ class Where(NamedTuple):
         return f"is in a torch collective, such as a backward pass,{at}"
 
 
-def meet(call: str, detail: str = "") -> list[str] | None:
+def call_barrier(call: str, detail: str = "") -> list[str] | None:
     """Wait until every rank has called this, and return all ranks' details if they differ.
 
     This is cheaper than a collective: the store counts the ranks atomically. `call` is the script's
     call, for messages, and must be equal on all ranks.
 
     Raises UsageError if a rank has left, is in another call, or is in a torch collective that this
-    rank has not entered, because the ranks would hang. Raises DistNetworkError if it has failed.
+    rank has not entered, because the ranks would hang; DistNetworkError if that rank has failed.
     """
-    meetings = _meetings()
-    if meetings is None:
+    barriers = _barriers()
+    if barriers is None:
         return None
-    everyone = meetings.hold(_name.get() or call, detail)
+    everyone = barriers.enter(_name.get() or call, detail)
     return [rank.detail for rank in everyone] if everyone else None
 
 
 def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether ranks run ahead of these tensors' GPUs, so that a meeting would delay them.
+    """Return whether ranks run ahead of these tensors' GPUs, so that a barrier would delay them.
 
     False with TORCH_DISTRIBUTED_DEBUG=INFO, where torch's own checks also delay them.
     """
@@ -94,21 +94,21 @@ def final_barrier(call: str) -> bool:
 
     Does not wait while an exception is being handled.
     """
-    meetings = _meetings()
-    if meetings is not None and sys.exc_info()[0] is None:
+    barriers = _barriers()
+    if barriers is not None and sys.exc_info()[0] is None:
         # a rank exceeded the timeout, or the rank that hosts the store has left
         with suppress(dist.DistStoreError, dist.DistNetworkError):
-            return meetings.hold(call, may_leave=True) is None
+            return barriers.enter(call, final=True) is None
     return False
 
 
 def has_real_ranks() -> bool:
     """Return whether there are several ranks, not counting the fake ranks of `headway estimate`."""
-    return _meetings() is not None
+    return _barriers() is not None
 
 
 @contextmanager
-def named(call: str) -> Iterator[None]:
+def named_call(call: str) -> Iterator[None]:
     token = _name.set(_name.get() or call)
     try:
         yield
@@ -120,22 +120,22 @@ _name: ContextVar[str] = ContextVar("name", default="")
 
 
 def barrier(device: torch.device) -> None:
-    meet("wait_for_everyone()")
+    call_barrier("wait_for_everyone()")
     if rank_and_size()[1] > 1 and kind_of(device.type).is_numbered:  # pragma: needs a GPU
         dist.barrier(device_ids=[device.index])
 
 
 def watch(*groups: dist.ProcessGroup) -> None:
-    """Report this rank's position to the other ranks whenever it does not advance.
+    """Report this rank's position to the other ranks while it does not advance.
 
     All ranks must enter the collectives of these groups in the same order.
     """
-    meetings = _meetings()
-    if meetings is not None:
-        meetings.groups += [group for group in groups if group not in meetings.groups]
+    barriers = _barriers()
+    if barriers is not None:
+        barriers.groups += [group for group in groups if group not in barriers.groups]
 
 
-def last_meeting() -> tuple[int, str, bool] | None:
+def last_barrier() -> tuple[int, str, bool] | None:
     if current is None:
         return None
     return current.number + current.is_waiting, current.last.call, current.is_waiting
@@ -155,26 +155,26 @@ def script_location(frame: FrameType | None = None) -> str:
     return found
 
 
-def _meetings() -> _Meetings | None:
+def _barriers() -> _CallBarriers | None:
     global current
     if rank_and_size()[1] == 1:
         return None
     if current is None or current.groups[0] is not dist.group.WORLD:
         if str(dist.get_backend_config()).endswith("fake"):  # no real ranks
             return None
-        current = _Meetings()
+        current = _CallBarriers()
     return current
 
 
-current: _Meetings | None = None
+current: _CallBarriers | None = None
 
 
-class _Meetings:
-    """The meetings of a process group, which all ranks reach in the same order.
+class _CallBarriers:
+    """The barriers of a process group, which all ranks reach in the same order.
 
-    Each rank adds to a meeting's sum, and the last rank publishes whether all calls are equal.
-    Ranks that wait long report their position; a thread reports where an awaited rank is blocked,
-    such as in a torch collective.
+    Each rank adds to a barrier's sum, and the last rank publishes whether all calls are equal.
+    Ranks that wait long report their position. On an awaited rank, a thread reports the call that
+    blocks it, such as a torch collective.
     """
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ class _Meetings:
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
         self._process = process_address()
-        self.number = 0  # of the last meeting that all ranks have reached
-        self.last, self.is_waiting = Where(), False
+        self.number = 0  # of the last barrier that all ranks have reached
+        self.last, self.is_waiting = RankCall(), False
         self._has_reported = False
         self._report(self.last)
         self._is_over = threading.Event()
@@ -196,32 +196,32 @@ class _Meetings:
         before_leaving.append(self._leave)
         atexit.register(self._leave)
 
-    def hold(self, call: str, detail: str = "", *, may_leave: bool = False) -> list[Where] | None:
-        """Enter the next meeting; return None if all ranks made the same call.
+    def enter(self, call: str, detail: str = "", *, final: bool = False) -> list[RankCall] | None:
+        """Enter the next barrier; return None if all ranks made the same call.
 
-        Otherwise return all ranks' positions: details differ, or ranks have left (`may_leave`).
+        Otherwise return all ranks' positions: details differ, or ranks have left (`final`).
         """
-        mine = Where(self.number + 1, call, detail)
+        mine = RankCall(self.number + 1, call, detail)
         key, go = f"{mine.number}", f"{mine.number}/go"
         own = 1 + (crc32(f"{call}\n{detail}".encode()) << _COUNT_BITS)
         with self._in_call(mine):
             total = self._store.add(key, own)
             if total % (1 << _COUNT_BITS) == self._size:
-                outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
+                outcome = _EQUAL if total == own * self._size else _DIFFERENT
                 for old in (f"{mine.number - 2}{end}" for end in ("", "/go", "/awaited")):
                     self._store.delete_key(old)
-                self._store.set(go, outcome)  # last: then the rank with the store may exit
+                self._store.set(go, outcome)  # last: the store's rank may exit afterwards
             else:
                 everyone = self._wait(mine, go)
                 if everyone is not None:
                     self._store.add(key, -own)
-                    elsewhere = self._elsewhere(mine, everyone)
-                    if may_leave and all(everyone[rank].has_left for rank in elsewhere):
+                    missing = self._missing_ranks(mine, everyone)
+                    if final and all(everyone[rank].has_left for rank in missing):
                         return everyone
-                    raise self._error(call, everyone, elsewhere[0])
+                    raise self._error(call, everyone, missing[0])
                 outcome = self._store.get(go)
             self.number = mine.number
-            if outcome == _ALL_SAME:
+            if outcome == _EQUAL:
                 return None
             everyone = self._exchange(mine)
         for rank, where in enumerate(everyone):
@@ -230,7 +230,7 @@ class _Meetings:
         return everyone
 
     @contextmanager
-    def _in_call(self, mine: Where) -> Iterator[None]:
+    def _in_call(self, mine: RankCall) -> Iterator[None]:
         self.last, self.is_waiting = mine, True
         try:
             with process_progress().clock.counting(SYNC):
@@ -238,52 +238,52 @@ class _Meetings:
         finally:
             self.is_waiting = False
             if self._has_reported:
-                self._report(Where(self.number))
+                self._report(RankCall(self.number))
                 self._has_reported = False
 
-    def _wait(self, mine: Where, key: str) -> list[Where] | None:
+    def _wait(self, mine: RankCall, key: str) -> list[RankCall] | None:
         """Wait until a key is set; return the ranks' positions if a rank cannot arrive.
 
         The store is polled, because torch logs a warning whenever its own wait times out.
         """
-        limit, scale = group_timeout(), max(1, self._size / _RANKS_AT_A_LOOK)
+        limit, scale = group_timeout(), max(1, self._size / _RANKS_PER_CHECK)
         began_at = time.monotonic()
-        look_at = began_at + _LOOK_EVERY_S * scale
+        check_at = began_at + _CHECK_EVERY_S * scale
         while not self._store.check([key]):
             now = time.monotonic()
             if now - began_at > limit.total_seconds():
                 raise dist.DistStoreError(f"{mine.call}: not all ranks arrived within {limit}")
-            if now >= look_at:
+            if now >= check_at:
                 everyone = self._all_ranks(mine)
-                if self._elsewhere(mine, everyone) and not self._store.check([key]):
+                if self._missing_ranks(mine, everyone) and not self._store.check([key]):
                     return everyone
-                look_at = now + _LOOK_EVERY_S * scale
+                check_at = now + _CHECK_EVERY_S * scale
             time.sleep(min((now - began_at) / 10, _LONGEST_SLEEP_S * scale))
         return None
 
-    def _all_ranks(self, mine: Where) -> list[Where]:
+    def _all_ranks(self, mine: RankCall) -> list[RankCall]:
         """Report that this rank waits; return the reported positions of all ranks."""
         self._report(mine._replace(place=script_location()))
         self._has_reported = True
         self._store.set(f"{self.number}/awaited", "")
         keys = [f"where/{rank}" for rank in range(self._size)]
         if not self._store.check(keys):  # a rank is still starting
-            return [Where()] * self._size
-        found = [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
+            return [RankCall()] * self._size
+        found = [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
         # a rank on this machine may have exited without a report, as by os._exit()
         left = [rank.has_left or bool(has_exited(rank.process)) for rank in found]
         return [rank._replace(has_left=is_so) for rank, is_so in zip(found, left, strict=True)]
 
-    def _exchange(self, mine: Where) -> list[Where]:
+    def _exchange(self, mine: RankCall) -> list[RankCall]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], json.dumps(mine._replace(place=script_location())))
-        return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
+        return [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
 
-    def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
-        """Return the ranks that cannot reach this meeting while this rank waits in it."""
+    def _missing_ranks(self, mine: RankCall, everyone: list[RankCall]) -> list[int]:
+        """Return the ranks that cannot reach this barrier while this rank waits in it."""
         entered = self._collectives("last_entered") if any(r.waits_in for r in everyone) else {}
 
-        def is_missing(r: Where) -> bool:
+        def is_missing(r: RankCall) -> bool:
             if r.has_left or r.number > mine.number:
                 return True
             if r.number == mine.number and r.call:
@@ -299,7 +299,7 @@ class _Meetings:
         numbers = {g.name: getattr(g, which) for g in read_groups() if g.name in names}
         return {name: number for name, number in numbers.items() if number is not None}
 
-    def _error(self, call: str, everyone: list[Where], other: int) -> Exception:
+    def _error(self, call: str, everyone: list[RankCall], other: int) -> Exception:
         what = f"rank {self._rank} waits in {call}, but rank {other} {everyone[other]}"
         if everyone[other].error:  # shown by that rank
             return dist.DistNetworkError(what)
@@ -311,7 +311,7 @@ class _Meetings:
             " accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
         )
 
-    def _report(self, where: Where, store: Any = None) -> None:
+    def _report(self, where: RankCall, store: Any = None) -> None:
         text = json.dumps(where._replace(process=self._process))
         with suppress(RuntimeError):  # the store is closed
             (store or self._store).set(f"where/{self._rank}", text)
@@ -323,7 +323,7 @@ class _Meetings:
         """
         process_progress().own_threads.add(threading.get_ident())
         before = None
-        while not self._is_over.wait(_LOOK_EVERY_S):
+        while not self._is_over.wait(_CHECK_EVERY_S):
             is_still, before = self.last is before, self.last
             if not is_still or self.is_waiting:
                 continue
@@ -331,7 +331,7 @@ class _Meetings:
                 if store.check([f"{self.number}/awaited"]):
                     waits_in = (*self._collectives("first_pending").items(),)
                     place = script_location(sys._current_frames().get(self._caller))
-                    self._report(Where(self.number, waits_in=waits_in, place=place), store)
+                    self._report(RankCall(self.number, waits_in=waits_in, place=place), store)
 
     def _leave(self) -> None:
         if os.getpid() != self._pid:  # a child process forked by the script
@@ -344,4 +344,4 @@ class _Meetings:
         process_progress().own_threads.discard(self._thread.ident or 0)
         kind = getattr(sys, "last_type", None)
         error = "" if kind is None else kind.__name__
-        self._report(Where(self.number, place=script_location(), has_left=True, error=error))
+        self._report(RankCall(self.number, place=script_location(), has_left=True, error=error))

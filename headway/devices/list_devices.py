@@ -1,4 +1,4 @@
-"""Prints the devices that torch detects: `python -m headway.devices.asked cuda [try]`."""
+"""Prints the devices that torch detects: `python -m headway.devices.list_devices cuda [try]`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _facts(part: Any, index: int, kind: DeviceKind) -> dict[str, Any]:
     """Return torch's properties of a device, as fields of `Gpu`."""
     if not kind.is_numbered:
         return {"name": kind.label}
-    there = part.get_device_properties(index)
-    uuid = getattr(there, "uuid", "")
+    found = part.get_device_properties(index)
+    uuid = getattr(found, "uuid", "")
     return {
-        "name": there.name,
+        "name": found.name,
         "uuid": f"GPU-{uuid}" if uuid else "",
-        "memory_bytes": there.total_memory,
-        "capability": (there.major, there.minor) if hasattr(there, "major") else None,
+        "memory_bytes": found.total_memory,
+        "capability": (found.major, found.minor) if hasattr(found, "major") else None,
     }
 
 

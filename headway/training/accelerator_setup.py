@@ -1,4 +1,4 @@
-"""Merges the arguments of an Accelerator with the launcher's settings, and joins the ranks."""
+"""Sets up an Accelerator from its arguments and the launcher's settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headway.state import shared_precision, shared_world
 from headway.strategies.compilation import TorchDynamoPlugin
 from headway.strategies.ddp import DDP
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
-from headway.strategies.sharding import FullyShardedDataParallelPlugin, shown_plugin
+from headway.strategies.sharding import FullyShardedDataParallelPlugin, effective_plugin
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.trackers.project import ProjectConfiguration, merged_project
 from headway.training.accumulation import Accumulation
@@ -55,8 +55,8 @@ _RESUME = "accelerator.resume() nor accelerator.checkpoint()"
 _STOP = "accelerator.should_stop nor accelerator.checkpoint()"
 
 
-class Connected(NamedTuple):
-    """The building blocks of an Accelerator."""
+class AcceleratorSetup(NamedTuple):
+    """The result of `set_up_accelerator`."""
 
     world: World
     training: Training
@@ -68,8 +68,8 @@ class Connected(NamedTuple):
     settings: EffectiveSettings
 
 
-def connect(given: Arguments) -> Connected:
-    """Join the other ranks, and build what the arguments and the launcher request."""
+def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
+    """Join the process group, and create the objects that arguments and settings request."""
     check_range("Accelerator", 0, 2**32 - 1, seed=given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
@@ -117,12 +117,12 @@ def connect(given: Arguments) -> Connected:
     project = merged_project(given.project_config, given.project_dir)
     shown = None
     if strategy.shards:
-        shown = shown_plugin(
+        shown = effective_plugin(
             given.fsdp_plugin,
             activation_checkpointing=run.activation_checkpointing,
             cpu_offload=run.cpu_offload,
         )
-    return Connected(world, training, data, project, handlers, dynamo, shown, settings)
+    return AcceleratorSetup(world, training, data, project, handlers, dynamo, shown, settings)
 
 
 def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
@@ -141,11 +141,11 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
     return strategy
 
 
-def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None:
-    """Log overridden and unused settings on rank 0, now and at the end of the script."""
-    settings, world, progress = connected.settings, connected.world, connected.training.progress
+def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> None:
+    """Log overridden settings on rank 0, and unused settings at the end of the script."""
+    settings, world, progress = setup.settings, setup.world, setup.training.progress
     progress.note_use(accelerator=True)
-    if (folder := connected.project.project_dir) is not None:
+    if (folder := setup.project.project_dir) is not None:
         progress.note_output_path(PROJECT, os.fspath(folder))
     own.join(progress)
     progress.clock.watch_device(kind_of(world.device.type), world.device)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headway import Accelerator
 from headway.data.configuration import DataLoaderConfiguration
-from headway.distributed import meeting
+from headway.distributed import call_barrier
 from headway.errors import UsageError
 from headway.utils import broadcast_object_list, gather_object
 from tests.distributed.in_ranks import RANK, WORLD, marks, of_all_ranks, with_ranks
@@ -28,11 +28,11 @@ Calls = dict[str, Callable[[], object]]
 
 @contextmanager
 def looking_often() -> Iterator[None]:
-    before, meeting._LOOK_EVERY_S = meeting._LOOK_EVERY_S, 0.05
+    before, call_barrier._CHECK_EVERY_S = call_barrier._CHECK_EVERY_S, 0.05
     try:
         yield
     finally:
-        meeting._LOOK_EVERY_S = before
+        call_barrier._CHECK_EVERY_S = before
 
 
 def places_in(told: str) -> list[str]:
@@ -102,7 +102,7 @@ def calls_of_shards(accelerator: Accelerator) -> Calls:
     losses = [model(torch.ones(1, 4)).sum() for _ in range(2)]
 
     def read_full() -> None:
-        with accelerator.whole(model):
+        with accelerator.unsharded(model):
             pass
 
     return {
@@ -148,7 +148,7 @@ def test_a_training_that_ends_by_an_error_waits_for_no_other_rank() -> None:
             raise KeyError
         finally:
             if RANK == 0:
-                meeting.final_barrier("end_training()")
+                call_barrier.final_barrier("end_training()")
             accelerator.wait_for_everyone()
 
     with looking_often(), pytest.raises(KeyError) as ended:
@@ -168,7 +168,7 @@ def test_a_rank_that_is_only_slow_is_waited_for_without_a_word() -> None:
         if WORLD == 3 and RANK == 2:
             dist.recv(torch.ones(1), 1)
         if RANK == WORLD - 1:
-            time.sleep(10 * meeting._LOOK_EVERY_S)
+            time.sleep(10 * call_barrier._CHECK_EVERY_S)
         accelerator.wait_for_everyone()
     assert of_all_ranks(RANK) == [*range(WORLD)]
     os.dup2(before, 2)

@@ -1,0 +1,272 @@
+"""The loaders of a training: iterations over them, epochs, and checkpoints between batches.
+
+An iteration starts at its loader's position. Once an optimizer step is taken in it, it is an epoch,
+and the position moves to the start of the next epoch. Iterations without an optimizer step, such as
+an evaluation or peeking at a batch, do not change the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from headway.data.division import Offset
+from headway.data.epochs import Epochs, LoaderIteration
+from headway.data.order import StartPosition
+from headway.distributed.world import rank_and_size
+from headway.errors import UsageError
+from headway.ipc.progress import Progress
+from headway.ipc.stderr import log
+
+
+class PendingCheckpoint:
+    """A checkpoint that is due and will be saved between two batches.
+
+    After `schedule`, it is saved when the leading loop requests its next batch; the leading loop is
+    the first that requested a batch since the previous `schedule`. After that loop's last batch it
+    is saved when the next iteration over its loader starts (not counting iterations under
+    `torch.no_grad()`), so that it includes changes that the script makes between two epochs.
+    """
+
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report  # logs why a resumed run is not exact
+        self.action: Callable[[], object] | None = None  # saves the due checkpoint, if any
+        self.again: Callable[[], object] | None = None  # saves the latest again; None after a step
+        # whether it is saved at the start of an iteration that may only peek at a batch; a run
+        # resumed from there skips the code after the peek
+        self.is_before_peek = False
+        self.was_before_peek = False  # whether the run was resumed from such a checkpoint
+        self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
+        self.lines: set[str] = set()  # script lines that created the leading iterators
+        self._leader: LoaderIteration | None = None
+        self._step: list[LoaderIteration] = []  # that requested a batch in its latest step
+        self._waiting: set[LoaderIteration] = set()  # that have led since the checkpoint became due
+
+    def schedule(self, action: Callable[[], object]) -> bool:
+        """Schedule a checkpoint; return whether a loop can save it."""
+        has_requests = bool(self.requests)
+        self.update_leader()
+        leader, is_due = self._leader, self.action is not None
+        self.action = None
+        if leader is None or leader.is_over:
+            return False
+        if not has_requests and leader.rounds < 2:  # several steps on one batch, and no loop yet
+            self._report(_KEPT)
+            return False
+        self._waiting = {leader, *(self._waiting if is_due else ())}
+        self.action = action
+        return True
+
+    def update_leader(self) -> None:
+        """Update the leading loop: over the previous leading loader, or the first to request."""
+        requesting = [each for each in self.requests.values() if each.rounds and not each.is_over]
+        self.requests.clear()
+        if not requesting:
+            return
+        before = self._leader
+        same = [each for each in requesting if before is not None and each.owner is before.owner]
+        self._leader, self._step = (same or requesting)[0], requesting
+        if any(each.has_led and each not in same for each in requesting):
+            self._report(_TURNS)
+        if self._leader is before or len(requesting) == 1:  # not just a kept iterator
+            self._leader.has_led = self._leader.owner.leads = True
+            self.lines.add(self._leader.line)
+
+    def on_request(self, iteration: LoaderIteration) -> None:
+        """Save the due checkpoint if it waits for this iteration, which requests a batch."""
+        steps = (iteration, *self._step)  # one may be exhausted, such as the shorter in a zip
+        are_between = all(each.is_over or not each.is_complete for each in steps)
+        if iteration in self._waiting and are_between:
+            self.save()
+
+    def begin_iteration(self, owner: Epochs, *, is_in_epoch: bool) -> None:
+        """Save the checkpoint that waits for the next iteration; save it again after a peek.
+
+        A run that resumes in an epoch of `run.epochs` always executes the code after a peek.
+        """
+        is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
+        if not is_over or all(each.owner is not owner for each in self._waiting):
+            return
+        if (action := self.action) is not None:
+            self.is_before_peek = not is_in_epoch
+            self.save()
+            self.is_before_peek, self.again = False, action
+        elif self.again is not None:
+            if self.was_before_peek:
+                self._report(_LOOKED)
+            self.again()
+
+    def save(self) -> None:
+        """Save the checkpoint if it is due."""
+        action, self.action = self.action, None
+        if action is not None:
+            action()
+
+
+class LoaderSet:
+    """Shared state of the loaders of a training."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.counts_training = False  # whether there is an optimizer; else every iteration counts
+        self.has_begun = False  # whether an iteration has started
+        self.open: list[LoaderIteration] = []
+        self.epoch: int | None = None  # of `count_epochs`, if the script uses it
+        self.keeps_batches = False  # whether it has trained on batches that the script kept
+        self.checkpoint = PendingCheckpoint(self.report)
+        self._earlier: list[LoaderIteration] | None = None  # open when `epoch` began
+        self._is_counting = False  # whether the script counts epochs
+        self._closed: list[LoaderIteration] = []  # closed since the last training step
+        self._trained = progress.num_trained  # training count already attributed
+        self._restore: Callable[[], object] = int  # restores the saved generator states
+        self._resumed_at = progress.num_trained
+        self._reported: set[str] = set()
+
+    # ------------------------------------------------------------------ iterations
+
+    def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> LoaderIteration:
+        """Start an iteration at the loader's position; within a loop over it, at the epoch's start.
+
+        Until the first training step, each iteration also restores the saved generator states.
+        """
+        self.attribute()
+        self.checkpoint.begin_iteration(owner, is_in_epoch=self.epoch is not None)
+        start = owner.next_start
+        outer = [each for each in self.open if each.owner is owner]
+        if len(outer) > start.depth:  # within a loop whose epoch starts there
+            start = StartPosition(outer[-1].start.epoch)
+        elif len(outer) == len(self.open) and not self.has_trained:
+            self._restore()
+        if skipped is not None:  # the script skips batches
+            stream = start.stream if skipped == start.taken else None
+            start = start._replace(taken=skipped, checksum=0, stream=stream)
+        if owner.draws.seed is None:
+            start = start._replace(is_new=True)
+        self.has_begun = True
+        new = LoaderIteration(owner, start, len(outer), line)
+        if self.is_outermost:
+            owner.num_begun += 1
+            new.ordinal = owner.num_begun
+        self.open.append(new)
+        is_within = any(not iteration.is_complete for iteration in outer)
+        if owner.stream is not None and owner.next_start.stream is None and not is_within:
+            owner.next_start = owner.next_start._replace(stream=owner.stream_state)  # or a peek
+        return new
+
+    def end(self, iteration: LoaderIteration) -> None:
+        self.attribute()
+        owner, iteration.is_over = iteration.owner, True
+        self.open.remove(iteration)
+        self._closed.append(iteration)
+        loops = [other for other in self.open if other.owner is owner and other.has_trained]
+        if loops and self.checkpoint.requests.get(owner) is iteration:  # it peeked in the loop
+            self.checkpoint.requests[owner] = loops[-1]
+        if iteration.has_trained or (iteration.rounds and not self.counts_training):
+            owner.end(iteration, is_with_others=any(other.is_exhausted for other in self._closed))
+        elif iteration.is_exhausted and self.has_trained and not owner.has_trained:
+            owner.next_start = iteration.next_epoch
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a training step was taken since the run was started or resumed."""
+        return self.progress.num_trained != self._resumed_at
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether a new iteration is not nested in another one of this `count_epochs` epoch."""
+        earlier = self._earlier
+        return earlier is not None and all(each in earlier for each in self.open)
+
+    def attribute(self) -> None:
+        """Attribute the training steps since the last call to iterations.
+
+        They are attributed to the open iterations that yielded a batch since then, otherwise to the
+        closed ones, as in `batch = next(iter(loader))`; of several over a loader, to the last.
+        """
+        if self._trained == self.progress.num_trained:
+            return
+        iterations = [each for each in (*self._closed, *self.open) if each.seen >= self._trained]
+        open_ = [each for each in iterations if not each.is_over]
+        if not (open_ or any(each.has_trained for each in self.open)):
+            self.keeps_batches |= not iterations or max(each.rounds for each in iterations) > 1
+        for iteration in {each.owner: each for each in open_ or iterations}.values():
+            iteration.has_trained = iteration.owner.has_trained = True
+            iteration.owner.next_start = iteration.next_epoch
+            if iteration.is_over and self.counts_training:
+                iteration.owner.end(iteration, is_with_others=True)
+        self._trained, self.checkpoint.again = self.progress.num_trained, None
+        self._closed.clear()
+
+    # ------------------------------------------------------------------ resuming
+
+    def resume(
+        self, restore: Callable[[], object], counted: list[Any], *, has_trained: bool
+    ) -> None:
+        """Resume from a saved position; `restore` restores the saved generator states."""
+        self.epoch, self.checkpoint.was_before_peek = counted
+        self._restore = restore if has_trained else int
+        self.checkpoint.action = self.checkpoint.again = None
+        self._is_counting = False
+        self._resumed_at = self._trained = self.progress.num_trained
+        self._closed.clear()
+        restore()
+
+    def count_epochs(self, total: int, epochs: Sequence[Epochs]) -> Iterator[int]:
+        """Yield the numbers of the epochs to train."""
+        if self._is_counting:
+            raise UsageError(
+                "run.epochs() was called before: a run can have only one loop over its epochs",
+                where="the script's run.epochs(...)",
+                fix="use a single loop over run.epochs(n), and branch on the epoch number",
+            )
+        self._is_counting = True
+        for number in range(self.epoch or 0, total):
+            self.epoch, self._earlier = number, [*self.open]
+            for loader in epochs:
+                loader.num_begun = 0
+            yield number
+            self.attribute()
+            self.epoch, self._earlier = number + 1, None
+            for epoch in epochs:
+                epoch.over = []
+            for open_ in self.open:
+                open_.ordinal = 0  # they continue in the next epoch
+
+    def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
+        """Return the epoch of `count_epochs`, and whether the checkpoint precedes a peek."""
+        self.attribute()
+        num_leaders = max(sum(loader.leads for loader in epochs), len(self.checkpoint.lines))
+        if self.epoch is None and num_leaders > 1:
+            self.report(_SEVERAL)
+        if self.keeps_batches and self.has_begun:
+            self.report(_KEPT)
+        return [self.epoch, self.checkpoint.is_before_peek]
+
+    def report(self, text: str) -> None:
+        """Log a note once, on rank 0."""
+        if text not in self._reported:
+            self._reported.add(text)
+            if rank_and_size()[0] == 0:
+                log(text)
+
+
+_SEVERAL = (
+    "note: several loops over loaders train, and run.epoch counts only one of them: to resume"
+    " exactly, use run.epochs(n) instead of range(run.epoch, n)"
+)
+_KEPT = (
+    "note: the script trained between two loops over loaders on batches that it keeps"
+    " (itertools.cycle, a list): a resumed run keeps different batches, which is not exact. Loop"
+    " over the loader itself"
+)
+_TURNS = (
+    "note: loops over several loaders take turns: one is open while another yields the batches of a"
+    " step. If they are nested or chosen at random, the run does not resume exactly. Use a batch of"
+    " each loader in each step, or loop over the loaders one after another under run.epochs(n)"
+)
+_LOOKED = (
+    "note: this run was resumed from a checkpoint before peeking at a loader between two loops, and"
+    " skipped the script's code after the peek. Peek at the loader under torch.no_grad()"
+)
