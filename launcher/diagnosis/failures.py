@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
+from headway.errors import UsageError
 from headway.ipc.records import STOPPED_AND_SAVED, Crash, CrashSite, FeatureUse
 from headway.ipc.signals import shell_code
 from headway.ipc.stderr import named
@@ -74,7 +75,10 @@ class Failure(NamedTuple):
     def site(self) -> CrashSite | None:
         """Identifies repetitions of this failure; None if a restart may help."""
         crash = self.first.crash
-        if crash is None or crash.step < 1 or is_transient(self.evidence) or self.suspicion:
+        if crash is None or is_transient(self.evidence) or self.suspicion:
+            return None
+        is_misuse = crash.fix and crash.code == UsageError.exit_code
+        if crash.step < 1 and not is_misuse:
             return None
         frame = user_frame(parse_traceback(crash.traceback))
         message = sha256(_VARYING.sub("", crash.message).encode(errors="replace")).hexdigest()[:16]

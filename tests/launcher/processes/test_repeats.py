@@ -34,6 +34,8 @@ NO_MEMORY = {"kind": "OutOfMemoryError", "message": "CUDA out of memory"}
         ({"step": 21}, SITE._replace(step=21)),
         ({"kind": "KeyError"}, SITE._replace(kind="KeyError")),
         ({"step": 0}, None),  # before the first step, or not known
+        ({"step": 0, "code": 2}, None),
+        ({"step": 0, "code": 2, "fix": "prepare it"}, SITE._replace(step=0)),  # a UsageError
         ({"traceback": "ValueError: boom\n"}, None),
         (NO_MEMORY, None),
         ({"kind": "MemoryError"}, None),
