@@ -23,9 +23,9 @@ from headway.ipc.forking import die_with_parent, reap, wake_on_child_exit
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import flush_streams
 from headway.ipc.typed import decode, encode, kinds_of
-from headway.launcher.remote.orders import (
+from headway.launcher.remote.protocol import (
     AgentSetup,
-    Found,
+    HostReply,
     LaunchEnd,
     Signal,
     StartLaunch,
@@ -50,7 +50,7 @@ def main() -> None:
         _answer(mark + encode(_run(start, order.variables, lines)))
 
 
-def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> Found:
+def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> HostReply:
     """Change to the order's working directory, and return its status and this host's address.
 
     The launches themselves compare what must be equal on all machines.
@@ -60,11 +60,11 @@ def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> Found:
         if order.script is not None:
             os.stat(order.script)
     except OSError as error:
-        return Found(fault=f"{error.filename or order.folder}: {error.strerror}")
+        return HostReply(problem=f"{error.filename or order.folder}: {error.strerror}")
     # sshd(8): address and port of the client, then of the server
     caller, _, address, *_ = environ.get("SSH_CONNECTION", "").split() or [""] * 3
     with socket.create_server(("", 0)) as server:
-        return Found("", address, server.getsockname()[1], caller)
+        return HostReply("", address, server.getsockname()[1], caller)
 
 
 class _Lines:
@@ -137,7 +137,7 @@ def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> Lau
         for pid, status in reap() if woken in ready else ():
             if pid == child:
                 report = _rest_of(reading, reports) or _kill_reason(status, is_ours=is_killed)
-                return LaunchEnd(signals.shell_code(os.waitstatus_to_exitcode(status)), report)
+                return LaunchEnd(signals.shell_exit_code(os.waitstatus_to_exitcode(status)), report)
         if not ready:
             os.kill(child, signal.SIGKILL)
             kill_at, is_killed = None, True

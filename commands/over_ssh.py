@@ -47,7 +47,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
             shown = shown if parsed.show_secrets else masked_command(shown)
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
-    from headway.launcher.remote.orders import AgentSetup, forwarded_env
+    from headway.launcher.remote.protocol import AgentSetup, forwarded_env
     from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 
     order = AgentSetup(
@@ -60,7 +60,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
     launch = RemoteLaunch(
         hosts=hosts,
         agent=[*_python_path(environ), *interpreter(), "-m", _AGENT],
-        order=order,
+        setup=order,
         words=words,
         main_address=settings.main_address if settings.are_user_set("main_address") else None,
         main_port=settings.main_port if is_port_set else None,

@@ -13,7 +13,7 @@ from headway.history.record import RunRecord, find, is_running, read_all
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
 from headway.ipc.stderr import log, shown
 from headway.launcher.figures.slow_rank import find_slow_rank, mean_step
-from headway.launcher.remote.orders import OF_ONE_RUN
+from headway.launcher.remote.protocol import RUN_VARIABLES
 
 RUN = "RUN: a name listed by `headway runs`, or its beginning or end (default: the newest run)."
 UNKNOWN = "unknown"
@@ -90,7 +90,7 @@ def command_line(record: RunRecord) -> str:
     settings = {
         name: value
         for name, value in start.variables.items()
-        if name.startswith("HEADWAY_") and name not in OF_ONE_RUN
+        if name.startswith("HEADWAY_") and name not in RUN_VARIABLES
     }
     assigned = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
     words = " ".join([*assigned, "headway launch", shlex.join(start.command)])

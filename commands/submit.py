@@ -23,7 +23,7 @@ from headway.ipc.secrets import masked_command, masked_line, masked_pairs
 from headway.ipc.stderr import log
 from headway.ipc.typed import plain
 from headway.launcher.plan.program import Program, interpreter
-from headway.launcher.remote.orders import OF_ONE_RUN
+from headway.launcher.remote.protocol import RUN_VARIABLES
 from headway.launcher.remote.slurm_jobs import SlurmJob, batch_script, sbatch_words
 from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
@@ -319,7 +319,7 @@ def _without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in (*OF_ONE_RUN, *of_machines)
+        if name not in (*RUN_VARIABLES, *of_machines)
         and not (is_in_job and name.startswith("SLURM_") and name not in stays)
     }
 

@@ -1,7 +1,7 @@
 """A minimal init for a launcher that runs as PID 1, such as in a container.
 
-The kernel gives PID 1 no default action for a signal, so a script without handlers would ignore
-SIGTERM, and orphans of the container would stay zombies.
+The kernel applies no default signal actions to PID 1, so a script without handlers would ignore
+SIGTERM, and the container's orphans would remain zombies.
 """
 
 from __future__ import annotations
@@ -47,4 +47,4 @@ def leave_pid_1() -> None:
             continue
         for pid, status in reap():
             if pid == child:
-                os._exit(signals.shell_code(os.waitstatus_to_exitcode(status)))
+                os._exit(signals.shell_exit_code(os.waitstatus_to_exitcode(status)))

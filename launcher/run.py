@@ -1,4 +1,4 @@
-"""Run a plan: one process replaces the launcher or runs inside it; several run under the agent."""
+"""Runs a plan: one process replaces the launcher or runs inside it; several run under the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headway.launcher.diagnosis.run_socket import RunSocket
     from headway.launcher.processes.starter import Starter
 
-_DIFF_WITHIN_S = 0.5  # how long the start of a single process waits for `git diff`
+_DIFF_WITHIN_S = 0.5  # limit of `git diff` before a single process starts
 
 
 def run(
@@ -36,10 +36,10 @@ def run(
 ) -> int:
     """Run the plan and return the exit code; does not return if the script replaces this process.
 
-    `start` returns the launch's part of the run's record; if it is None, no record is written.
+    `start` returns the launch's entry in the run record; if it is None, no record is written.
     Raises LaunchError or WorkerFailed.
     """
-    environment = changed(plan, environ)
+    environment = launch_environment(plan, environ)
     environment.pop(RECORD_VARIABLE, None)  # inherited from an outer run
     if plan.is_single_rank:
         import socket
@@ -62,9 +62,9 @@ def run(
     try:
         signals.trap(lambda *_: log("no rank has started yet"), signal.SIGQUIT)
 
-        with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
+        with _serve_run_socket(plan) as run_socket, _record_run(plan, environ, start) as recorder:
             import_of_torch = waiting_for("the import of torch", is_quiet=is_quiet)
-            with interrupts_exit_at_once(starter, recorder), import_of_torch:
+            with exit_on_stop_signals(starter, recorder), import_of_torch:
                 from headway.launcher.processes.supervise import supervise
 
             color = wants_color(environ)
@@ -77,8 +77,8 @@ def run(
 
 
 @contextmanager
-def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) -> Iterator[None]:
-    """Exit on a signal without an exception, which numpy and torch swallow during their imports."""
+def exit_on_stop_signals(starter: Starter, recorder: Recorder | None = None) -> Iterator[None]:
+    """Exit on stop signals without an exception, which importing numpy or torch may swallow."""
 
     def end(number: int, _: object) -> None:
         signals.ignore(*STOP_SIGNALS)
@@ -96,7 +96,7 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
         yield
 
 
-def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
+def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
     """Serve `headway top` and `headway stack`, unless the socket cannot be created."""
     from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 
@@ -117,7 +117,7 @@ def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
 
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
-    """Write the record of a process without a launcher; return the variable that names it."""
+    """Write the record of a process without a launcher; return the variable with its path."""
     from headway.history.store import begin, lost, new_path
 
     path = new_path(environ)
@@ -130,10 +130,10 @@ def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> di
 
 
 @contextmanager
-def _recorded(
+def _record_run(
     plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Launch] | None
 ) -> Iterator[Recorder | None]:
-    """Record the run until it ends, including by an exception."""
+    """Record the run in the block, including an exception that ends it."""
     recorder: Recorder | None = None
     try:
         if start is not None:
@@ -141,13 +141,13 @@ def _recorded(
             from headway.history.store import new_path
             from headway.ipc.secrets import secrets_among
 
-            secrets = secrets_among(changed(plan, environ), plan.program.args)
+            secrets = secrets_among(launch_environment(plan, environ), plan.program.args)
             recorder = Recorder(new_path(environ), start, secrets)
         yield recorder
     except BaseException as raised:
-        error = _refusal(raised)
+        error = _as_launch_error(raised)
         if recorder is not None:
-            recorder.exit_code, recorder.report = _end_by(error)
+            recorder.exit_code, recorder.report = _exit_of(error)
         if error is raised:
             raise
         raise error from None
@@ -156,8 +156,8 @@ def _recorded(
             recorder.close()
 
 
-def _refusal(error: BaseException) -> BaseException:
-    """Return a LaunchError if the system is out of a resource, else the error unchanged."""
+def _as_launch_error(error: BaseException) -> BaseException:
+    """Return a LaunchError if a system resource is exhausted, otherwise the error itself."""
     from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
     from headway.launcher.processes.starter import cannot_start
 
@@ -170,8 +170,8 @@ def _refusal(error: BaseException) -> BaseException:
     return error
 
 
-def _end_by(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the report of a launch that an exception ended."""
+def _exit_of(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the report of a launch that raised an exception."""
     if isinstance(error, SystemExit):  # from a stop signal
         return int(error.code or 0), "stopped before its ranks had started"
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
@@ -179,11 +179,11 @@ def _end_by(error: BaseException) -> tuple[int, str]:
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
-    """Return whether the output may have colors, by NO_COLOR and TERM (no-color.org)."""
+    """Return whether NO_COLOR and TERM allow colors; see no-color.org."""
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
-def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     changes = {name: change.value for name, change in plan.environment.items()}
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 

@@ -108,11 +108,11 @@ class Background:
 
     def _join_deferring_signals(self) -> None:
         try:
-            with signals.held(*signals.STOPS) as came:
+            with signals.collect_signals(*signals.PREEMPTION_SIGNALS) as received:
                 self._join()
         except KeyboardInterrupt:  # second Ctrl-C
             os._exit(128 + signal.SIGINT)
-        for number in came:
+        for number in received:
             signal.raise_signal(number)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

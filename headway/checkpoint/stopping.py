@@ -65,7 +65,7 @@ class StopSignals:
 
     def trap(self) -> None:
         """Trap stop signals; Python allows this only in the main thread."""
-        before = {stop: signal.getsignal(stop) for stop in signals.STOPS}
+        before = {stop: signal.getsignal(stop) for stop in signals.PREEMPTION_SIGNALS}
         self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
         signals.trap(self._record, *self._before)
         os.register_at_fork(after_in_child=self._reset_child)

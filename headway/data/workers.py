@@ -87,7 +87,7 @@ class ShieldedWorker:
     def __call__(self, worker_id: int) -> None:
         if _HAS_PROC:
             signals.trap(_exit_unless_rank_saves, signal.SIGTERM)
-            signals.outlive(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+            signals.ignore_until_exec(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
         if self._init is not None:
             self._init(worker_id)

@@ -19,7 +19,7 @@ from headway.ipc.progress import Progress
 from headway.ipc.records import Figures, OutputPath
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_output, secrets_among
-from headway.ipc.signals import shell_code
+from headway.ipc.signals import shell_exit_code
 from headway.ipc.stderr import log
 from headway.ipc.typed import plain
 
@@ -83,7 +83,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
     if not folder or _process.has_ended:
         return
     _process.has_ended = True
-    exit_code = None if code is None else shell_code(code)
+    exit_code = None if code is None else shell_exit_code(code)
     progress.finish()
     _process.attempts.end(progress.step, time.time())
     report = masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))

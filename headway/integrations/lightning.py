@@ -31,7 +31,7 @@ _OWN = "headway-step="  # prefix of our checkpoints' names
 _LOSS_EVERY_S = 1.0  # reading it waits for the GPU
 
 
-def join(module: ModuleType) -> None:
+def install(module: ModuleType) -> None:
     """Hook into `module.Trainer`: trainings stop, save and resume as the launcher requests."""
     trainer_class: Any = module.Trainer
     fit, signature = trainer_class.fit, inspect.signature(trainer_class.fit)

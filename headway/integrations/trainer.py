@@ -32,7 +32,7 @@ from headway.ipc.paths import is_absent
 from headway.ipc.run_contract import RunContract, read_run
 
 
-def join(module: ModuleType) -> None:
+def install(module: ModuleType) -> None:
     """Hook into `module.Trainer`: trainings stop, save and resume as the launcher requests.
 
     Raises AttributeError if its version is unsupported.

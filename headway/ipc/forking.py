@@ -110,7 +110,7 @@ def wake_on_child_exit() -> tuple[int, int]:
     for fd in (reading, writing):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signals.outlive(signal.SIGCHLD)
+    signals.ignore_until_exec(signal.SIGCHLD)
     return reading, writing
 
 

@@ -1,4 +1,4 @@
-"""Signal handlers: set, ignore, restore, reset.
+"""Set, ignore, restore and reset signal handlers.
 
 As with `signal.signal`, only the main thread of the main interpreter can set them.
 """
@@ -37,37 +37,37 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
         restore_handlers(before)
 
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # stop a training
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @contextmanager
-def held(*numbers: int) -> Iterator[list[int]]:
-    """Collect these signals in the block, unless ignored; a second SIGINT interrupts."""
-    came: list[int] = []
+def collect_signals(*numbers: int) -> Iterator[list[int]]:
+    """Collect signals that arrive in the block, except ignored ones; a second SIGINT interrupts."""
+    received: list[int] = []
 
     def note(number: int, _: object) -> None:
-        if number == signal.SIGINT and number in came:
+        if number == signal.SIGINT and number in received:
             raise KeyboardInterrupt
-        came.append(number)
+        received.append(number)
 
     before: dict[int, Handler] = {}
-    with suppress(ValueError):  # in another thread, which runs no handlers
+    with suppress(ValueError):  # only the main thread can set handlers
         before = trap(note, *(sig for sig in numbers if signal.getsignal(sig) != signal.SIG_IGN))
     try:
-        yield came
+        yield received
     finally:
         restore_handlers(before)
 
 
 def ignore(*numbers: int) -> dict[int, Handler]:
-    """Ignore these signals, also in exec'd programs; return the previous handlers."""
+    """Ignore signals, even after an exec; return the previous handlers."""
     return trap(signal.SIG_IGN, *numbers)
 
 
-def outlive(*numbers: int) -> None:
-    """Survive these signals, which still interrupt waits; exec'd programs do not inherit it.
+def ignore_until_exec(*numbers: int) -> None:
+    """Ignore signals until an exec, which resets Python handlers but not SIG_IGN.
 
-    An exec resets Python handlers, but not SIG_IGN.
+    The signals still interrupt system calls.
     """
     trap(lambda *_: None, *numbers)
 
@@ -83,8 +83,8 @@ def is_default_handler(handler: Handler) -> bool:
     return handler in (signal.SIG_DFL, signal.default_int_handler, exit_on_signal)
 
 
-class Bell:
-    """Wakes a waiting thread; any thread or signal handler may ring it.
+class SignalSafeEvent:
+    """An event that signal handlers can set, and that `wait` clears.
 
     A handler cannot set a threading.Event, because the interrupted thread may hold its lock. Before
     Python 3.13, `queue.SimpleQueue.get(timeout=...)` waits forever if a handler takes longer than
@@ -94,30 +94,30 @@ class Bell:
     def __init__(self) -> None:
         import threading  # not needed to launch a single process
 
-        self._silence = threading.Lock()
-        self._silence.acquire()
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
-    def ring(self) -> None:
-        with suppress(RuntimeError):  # already rung
-            self._silence.release()
+    def set(self) -> None:
+        with suppress(RuntimeError):  # already set
+            self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a ring, including one since the last wait; return whether it rang."""
-        return self._silence.acquire(timeout=timeout_s)
+        """Wait until the event is set, then clear it; return False on a timeout."""
+        return self._lock.acquire(timeout=timeout_s)
 
 
 def exit_on_signal(number: int, _: object = None) -> NoReturn:
-    """Log a stop signal and raise SystemExit, which terminates child processes; a handler."""
+    """Handle a stop signal: log it and raise SystemExit, so that child processes are terminated."""
     log_in_handler(f"stopped by {signal.Signals(number).name}")
     raise SystemExit(128 + number)
 
 
 def log_early_stop(number: int, _: object = None) -> None:
-    """Log a signal that arrived before there were ranks to forward it to; a handler."""
+    """Handle a signal that arrived before the ranks started: log that it is not forwarded."""
     name = signal.Signals(number).name
     log(f"{name} arrived before the ranks started and is not forwarded to them")
 
 
-def shell_code(code: int) -> int:
+def shell_exit_code(code: int) -> int:
     """Convert a process's exit code to a shell's: 128+n instead of -n for signal n."""
     return code if code >= 0 else 128 - code

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from headway.ipc.signals import held
+from headway.ipc.signals import collect_signals
 
 
 class Source:
@@ -66,7 +66,7 @@ class Source:
             limit_s = 120 if command[0] == sys.executable else 30
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         own: dict[str, Any] = {"start_new_session": True}  # to kill a wrapper's children too
-        with held(signal.SIGINT, signal.SIGTERM) as stops:  # until `tool` is assigned
+        with collect_signals(signal.SIGINT, signal.SIGTERM) as stops:  # until `tool` is assigned
             tool = subprocess.Popen(command, text=True, errors="replace", **pipes, **own)
         with tool:
             try:

@@ -14,7 +14,7 @@ from headway.devices.table import kind_of
 from headway.ipc.progress import Progress, process_progress
 
 
-def join(_: object = None) -> None:
+def install(_: object = None) -> None:
     register_optimizer_step_post_hook(PlainSteps(process_progress()).end)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from headway.errors import UsageError
 from headway.ipc.records import STOPPED_AND_SAVED, Crash, CrashSite, FeatureUse
-from headway.ipc.signals import shell_code
+from headway.ipc.signals import shell_exit_code
 from headway.ipc.stderr import named
 from headway.launcher.diagnosis.reasons import (
     Evidence,
@@ -122,7 +122,7 @@ class Failure(NamedTuple):
     @property
     def exit_code(self) -> int:
         """The launcher's exit code; 1 if the rank called os._exit(0)."""
-        return shell_code(self.first.code) or 1
+        return shell_exit_code(self.first.code) or 1
 
 
 def find_failure(
@@ -250,4 +250,4 @@ class ServerDeath(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        return shell_code(self.evidence.code) or 1
+        return shell_exit_code(self.evidence.code) or 1

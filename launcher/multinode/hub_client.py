@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.ipc.signals import Bell
+from headway.ipc.signals import SignalSafeEvent
 from headway.launcher.multinode import messages
 from headway.launcher.multinode.connection import Connection, clock_time, closed, lost_link, silence
 from headway.launcher.multinode.network import CHECK_EVERY_S, plain_address
@@ -43,7 +43,7 @@ class HubClient:
         self._progress = progress
         self._last_progress = ""
         self._to_send: deque[messages.Message] = deque()
-        self._bell = Bell()
+        self._wakeup = SignalSafeEvent()
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()
@@ -61,7 +61,7 @@ class HubClient:
         """Wait for `condition`, or for the end of the run or connection; return `condition()`."""
         until = time.monotonic() + within_s
         while not condition() and not self.is_over and (left_s := until - time.monotonic()) > 0:
-            self._bell.wait(min(left_s, CHECK_EVERY_S))
+            self._wakeup.wait(min(left_s, CHECK_EVERY_S))
         return condition()
 
     @property
@@ -121,7 +121,7 @@ class HubClient:
             self.connection.close()
             self._selector.close()
             self._wakeup_reader.close()
-            self._bell.ring()
+            self._wakeup.set()
 
     def _report_timeout(self, seconds: float) -> None:
         """Report the timeout to machine 0, which may still receive messages."""
@@ -142,7 +142,7 @@ class HubClient:
             self._handle(message)
         if self.connection.has_greeted and not self.has_greeted:
             self.has_greeted = has_received = True
-        self._bell.ring()
+        self._wakeup.set()
         return has_received
 
     def _handle(self, message: messages.Message) -> None:

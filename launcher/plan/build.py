@@ -1,4 +1,4 @@
-"""Build a frozen LaunchPlan from resolved settings and a machine. Pure: no I/O, no torch.
+"""Builds a frozen LaunchPlan from resolved settings and a machine. Pure: no I/O, no torch.
 
 Unusable settings are rejected, with all problems in one error, and never changed silently.
 """
@@ -44,7 +44,7 @@ def build_plan(
         ConfigError: for `problems`, and if settings contradict each other.
         MachineError: if this machine does not support the settings.
     """
-    needing = _setting_for_a_launcher(settings, is_rank=task is not None)
+    needing = _launcher_setting(settings, is_rank=task is not None)
     supervised = "--supervise" if supervise else None
     if needing is not None:
         supervised = f"{needing} is {settings.values[needing].value}"
@@ -83,7 +83,7 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
     return selected[: settings.num_processes]
 
 
-def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
+def _launcher_setting(settings: Settings, *, is_rank: bool) -> str | None:
     """Return the setting that requires a launcher to supervise the script, or None."""
     for name in ("num_processes", "num_machines"):
         if settings.values[name].value > 1 and not is_rank:

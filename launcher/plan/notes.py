@@ -23,18 +23,18 @@ def notes(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def _without_effect(plan: LaunchPlan) -> Iterator[str]:
-    settings, absent = plan.settings, _absent(plan)
+    settings, absent = plan.settings, _absent_parts(plan)
     where = {name: absent.get(row.obeyed_by, "") for name, row in TABLE.items()}
-    for names, place, is_so in _BESIDE:
-        if is_so(plan):
+    for names, place, applies in _NO_EFFECT_RULES:
+        if applies(plan):
             where |= {name: where[name] or place for name in names}
     for name, place in where.items():
         if place and (settings.origin(name).is_for_this_launch or name in ("devices", "strategy")):
             yield f"{name} has no effect {place} ({settings.origin(name)})"
 
 
-def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
-    """Return the parts that would obey settings but are absent, each with the condition."""
+def _absent_parts(plan: LaunchPlan) -> dict[Obeyer | None, str]:
+    """Return the parts that this launch lacks, each with the condition for its note."""
     settings = plan.settings
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
@@ -60,7 +60,7 @@ def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
     return {obeyer: place for obeyer, (is_absent, place) in absent.items() if is_absent}
 
 
-_BESIDE: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] = (
+_NO_EFFECT_RULES: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] = (
     (("restart_delay",), "without max_restarts", lambda plan: plan.settings.max_restarts == 0),
     (
         ("ranks", "output", "status", "hang_timeout"),
@@ -74,11 +74,11 @@ _BESIDE: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] =
         lambda plan: plan.program.kind == "program",
     ),
 )
-"""Settings that another setting makes useless, with the reason."""
+"""Settings without effect because of another setting: names, condition and test."""
 
 
-def _of_selection(plan: LaunchPlan) -> Iterator[str]:
-    """Explain which GPUs a selection contains and which of them are unused."""
+def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:
+    """Explain which GPUs are selected, and which are skipped or unused."""
     settings, machine = plan.settings, plan.machine
     if not kind_of(settings.device).is_numbered:
         return
@@ -118,13 +118,13 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
         yield f"{gpus} not used: {reason}; fix: {'; or '.join(how_to_use_gpus(plan.machine))}"
 
 
-def _of_cores(plan: LaunchPlan) -> Iterator[str]:
+def _oversubscribed(plan: LaunchPlan) -> Iterator[str]:
     processes, cores = plan.settings.num_processes, plan.machine.cores
     if processes > 2 * cores:
         yield f"{processes} processes oversubscribe {counted(cores, 'core', 'cores')}"
 
 
-def _too_late(plan: LaunchPlan) -> Iterator[str]:
+def _late_variables(plan: LaunchPlan) -> Iterator[str]:
     for name in plan.settings.env if plan.in_process else ():
         if name.startswith(("PYTHON", "LD_", "DYLD_")):
             yield (
@@ -133,7 +133,7 @@ def _too_late(plan: LaunchPlan) -> Iterator[str]:
             )
 
 
-def _removed(plan: LaunchPlan) -> Iterator[str]:
+def _removed_variables(plan: LaunchPlan) -> Iterator[str]:
     names = [name for name in RANK_VARIABLES if {name} <= plan.inherited.keys() & plan.environment]
     if names and plan.task is None and RUN_VARIABLE not in plan.inherited:
         yield f"not passed to the script, since each launch sets its own: {', '.join(names)}"
@@ -141,11 +141,11 @@ def _removed(plan: LaunchPlan) -> Iterator[str]:
 
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
-    _of_selection,
+    _selected_gpus,
     _unused_gpus,
-    _of_cores,
-    _too_late,
-    _removed,
+    _oversubscribed,
+    _late_variables,
+    _removed_variables,
 )
 
 
@@ -155,8 +155,8 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
     """Return a single note on all settings that had no effect, or an empty list.
 
-    `ranks` are the uses that each rank of this machine reported. There is no note if a rank did not
-    report, and none on a setting that a library may have used.
+    `ranks` are the uses reported by the ranks of this machine. The list is empty if a rank reported
+    none, and settings that a library may have used are skipped.
     """
     known = [uses for uses in ranks if uses is not None]
     if len(known) < len(ranks) or not ranks:
@@ -176,7 +176,7 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
         if not (is_called or _is_default(settings, name))
     ]
     count = settings.num_processes * settings.num_machines
-    # of a range of machines, this may be the only one that joined
+    # with a range of machines, this may be the only one
     is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
     if not (is_alone or readers or any(uses.group for uses in known)):
         parts.append(
@@ -187,7 +187,7 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
 
 
 def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
-    """Name the settings for an Accelerator; other readers may have used Accelerate's variables."""
+    """Return a note on unused Accelerator settings; a library may read Accelerate's variables."""
     is_alone = settings.num_processes * int(settings.num_machines) == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
     obeyers: set[Obeyer | None] = {"accelerator"}

@@ -1,4 +1,4 @@
-"""The plan of a launch, its one-line summary, and its part of the run's record."""
+"""The plan of a launch, its one-line summary, and its entry in the run record."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from headway.settings.table import NO_CLUSTER, NODE, TABLE, Settings
 
 
 class LaunchPlan(NamedTuple):
-    """The plan of a launch; `build_plan` makes it, `describe` prints it, `run` executes it."""
+    """The plan of a launch; `build_plan` creates it, `describe` prints it, `run` executes it."""
 
     program: Program
     python: Sequence[str]  # the interpreter and its flags
@@ -53,13 +53,13 @@ class LaunchPlan(NamedTuple):
 
     @property
     def reports_elsewhere(self) -> bool:
-        """Whether another process of the run prints the messages common to all of them."""
+        """Whether another process of the run prints the common messages."""
         is_in_cluster = self.task is not None or self.settings.cluster != NO_CLUSTER
         return is_in_cluster and not self.is_first
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the run's first machine or rank, which keeps the run's record."""
+        """Whether this is the run's first machine or rank, which writes the run record."""
         return not (self.settings.machine_rank if self.task is None else self.task.rank)
 
     @property
@@ -97,7 +97,7 @@ def summary(plan: LaunchPlan) -> str:
     threads = counted(settings.threads_per_process, "thread", "threads")
     parts.append(threads + each + of("threads_per_process"))
     if plan.supervised is not None and settings.debug_rank is not None:
-        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
+        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice stops the run)")
     return f"{shown(plan.program.name)}: {', '.join(parts)}"
 
 
@@ -117,10 +117,10 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def start_of(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
-    """Return the launch's part of the run's record, with secrets masked.
+def launch_record(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
+    """Return the launch's entry in the run record, with secrets masked.
 
-    `words` follow `headway launch`; `pid` is the launcher's, or its replacement's.
+    `words` are the arguments of `headway launch`; `pid` is that of the launcher or script.
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
@@ -128,7 +128,7 @@ def start_of(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
     name, arguments = program.name, program.args
     code = plan.inherited.get(CODE_VARIABLE, "")
     if code and (commit := copied_commit(code)) is not None:
-        here = partial(_as_typed, code, commit.root)
+        here = partial(_original_path, code, commit.root)
         name, arguments, words = here(name), tuple(map(here, arguments)), [*map(here, words)]
         script = script.replace(code, commit.root)
     return Launch(
@@ -182,7 +182,7 @@ def text_of(value: object) -> str:
     return str(value)
 
 
-def _as_typed(code: str, root: str, word: str) -> str:
+def _original_path(code: str, root: str, word: str) -> str:
     """Return a command-line word with the copy of the code replaced by the original path."""
     before, found, name = word.partition(code + os.sep)
     path = os.path.join(root, name)

@@ -10,7 +10,7 @@ RUNTIMES = (
     *("lightning", "lightning_fabric", "pytorch_lightning"),
     *("fastai.distributed", "mmengine", "ultralytics"),
 )
-"""Modules whose own runtime reads RANK and so on, or ACCELERATE_MIXED_PRECISION."""
+"""Modules that themselves read rank variables or ACCELERATE_MIXED_PRECISION."""
 
 
 class Hook(NamedTuple):
@@ -18,7 +18,7 @@ class Hook(NamedTuple):
 
     name: str  # for messages
     module: str  # hooked after its import
-    joins: str  # our module with the hook
+    installer: str  # Headway's module with the hook
 
 
 HOOKS = (

@@ -22,7 +22,7 @@ from headway.settings.setting import Value
 from headway.settings.table import TABLE, YES, Settings
 
 LOOPBACK = "127.0.0.1"
-_KNOWS_P2P = (550, 40, 7)  # version of the driver
+_MIN_P2P_DRIVER = (550, 40, 7)  # the first driver that reports P2P correctly
 _ORDER = "CUDA_DEVICE_ORDER"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
@@ -42,7 +42,7 @@ def variables_of(plan: LaunchPlan) -> Variables:
 
 
 def _contract(plan: LaunchPlan) -> Variables:
-    """Set HEADWAY_RUN: the settings that a script obeys, by name."""
+    """Set HEADWAY_RUN, the settings that apply in the script's process."""
     settings = plan.settings
     names = [name for name in RunContract._fields if name in TABLE]
     values = {name: settings.values[name].value for name in names}
@@ -54,7 +54,7 @@ def _contract(plan: LaunchPlan) -> Variables:
     )
     if plan.supervised is None:
         run = run._replace(debug_rank=None)
-    return {"HEADWAY_RUN": _ours(encode(run), "the launcher")}
+    return {"HEADWAY_RUN": _default(encode(run), "the launcher")}
 
 
 def _accelerate(plan: LaunchPlan) -> Variables:
@@ -89,11 +89,11 @@ def _hidden_gpus(plan: LaunchPlan) -> Variables:
     return {machine.mask_variable: _from(plan.settings, "device", hidden)}
 
 
-def _of_device(plan: LaunchPlan) -> Variables:
+def _device_defaults(plan: LaunchPlan) -> Variables:
     kind = kind_of(plan.settings.device)
     if not plan.inherited.keys().isdisjoint((kind.mask, *kind.variables)):
         return {}
-    return {name: _ours(text, reason) for name, (text, reason) in kind.variables.items()}
+    return {name: _default(text, reason) for name, (text, reason) in kind.variables.items()}
 
 
 def _gpu_mask(plan: LaunchPlan) -> Variables:
@@ -106,8 +106,8 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
         names = [gpu.uuid if has_slices else name for name, gpu in machine.shown]
         mask = ",".join(names[index] for index in plan.gpus)
         changes[machine.mask_variable] = _from(plan.settings, "devices", mask)
-    if _counts_fastest_first(machine) and machine.mask is None and _ORDER not in plan.inherited:
-        changes[_ORDER] = _ours("PCI_BUS_ID", "different GPU models: same order as in nvidia-smi")
+    if _orders_gpus_by_speed(machine) and machine.mask is None and _ORDER not in plan.inherited:
+        changes[_ORDER] = _default("PCI_BUS_ID", "different GPU models: nvidia-smi's order")
     return changes
 
 
@@ -117,34 +117,34 @@ def _without_p2p(plan: LaunchPlan) -> Variables:
     names = [machine.visible_gpus[index].name for index in plan.gpus]
     if len(names) < 2 or not any("RTX 40" in name for name in names):
         return {}
-    if machine.driver is None or numbers(machine.driver) >= _KNOWS_P2P:
+    if machine.driver is None or numbers(machine.driver) >= _MIN_P2P_DRIVER:
         return {}
-    absent = _ours("1", "drivers before 550.40.07 do not report that RTX 40 cards lack it")
+    absent = _default("1", "drivers before 550.40.07 do not report that RTX 40 cards lack it")
     return dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"), absent)
 
 
 def _outer_launch(plan: LaunchPlan) -> Variables:
-    """Remove variables left over from another launch, and those for launchers only.
+    """Remove variables left over from another launch, and variables for launchers only.
 
-    Without RANK, the former are kept for the script's own processes, unless it becomes a rank.
+    Without RANK, leftovers are kept for the script's own processes, unless it becomes a rank.
     """
     is_stale = plan.is_rank or "RANK" in plan.inherited
-    stale = _ours(None, "left over from another launch")
+    stale = _default(None, "left over from another launch")
     changes = {name: stale for name in RANK_VARIABLES if is_stale and name in plan.inherited}
     if KEY_VARIABLE in plan.inherited:
-        changes[KEY_VARIABLE] = _ours(None, "for launchers only")
+        changes[KEY_VARIABLE] = _default(None, "for launchers only")
     if plan.job:
-        changes[ALLOCATION_VARIABLE] = _ours(f"{plan.job}:", "job id for launches inside ranks")
+        changes[ALLOCATION_VARIABLE] = _default(f"{plan.job}:", "job id for launches inside ranks")
     return changes
 
 
-def _of_ranks(plan: LaunchPlan) -> Variables:
+def _under_launcher(plan: LaunchPlan) -> Variables:
     changes: Variables = {}
     if plan.supervised is not None:
-        changes["PYTHONUNBUFFERED"] = _ours("1", "output goes through pipes")
+        changes["PYTHONUNBUFFERED"] = _default("1", "output goes through pipes")
     if not plan.is_alone:
         reason = "records the last collectives, to explain a hang"
-        changes[_FLIGHT_RECORDER] = _ours("2000", reason)
+        changes[_FLIGHT_RECORDER] = _default("2000", reason)
     return changes
 
 
@@ -155,7 +155,7 @@ def _loopback(plan: LaunchPlan) -> Variables:
     if not (plan.is_rank and is_local):
         return {}
     interface = "lo0" if plan.machine.system == "Darwin" else "lo"
-    local = _ours(interface, "all ranks are on this machine")
+    local = _default(interface, "all ranks are on this machine")
     return dict.fromkeys(kind_of(plan.settings.device).interfaces, local)
 
 
@@ -170,8 +170,8 @@ def _env(plan: LaunchPlan) -> Variables:
     return {name: _from(plan.settings, "env", text) for name, text in plan.settings.env.items()}
 
 
-def _as_rank(plan: LaunchPlan) -> Variables:
-    """Set the rank variables of a single rank, or of a rank that the scheduler started."""
+def _rank_variables(plan: LaunchPlan) -> Variables:
+    """Set the variables of a single rank, or of a rank that the scheduler started."""
     task, settings = plan.task, plan.settings
     if plan.is_single_rank:
         return {name: _from(settings, "num_processes", v) for name, v in WORLD_OF_ONE.items()}
@@ -200,23 +200,23 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
     _accelerate,
     _threads,
     _hidden_gpus,
-    _of_device,
+    _device_defaults,
     _gpu_mask,
     _without_p2p,
     _outer_launch,
-    _of_ranks,
+    _under_launcher,
     _loopback,
     _debugging,
     _env,
-    _as_rank,
+    _rank_variables,
 )
-"""If two set the same variable, the later one applies."""
+"""If two rules set the same variable, the later one overrides the other."""
 
-_DEFAULTS = (_accelerate, _hidden_gpus, _of_device, _without_p2p, _of_ranks, _loopback)
-"""These do not override the shell's variables, unless the user set the setting."""
+_DEFAULTS = (_accelerate, _hidden_gpus, _device_defaults, _without_p2p, _under_launcher, _loopback)
+"""Rules that override the shell's variables only for settings that the user set."""
 
 
-def _ours(value: str | None, reason: str) -> Value:
+def _default(value: str | None, reason: str) -> Value:
     return Value(value, Origin(Layer.DEFAULT, reason=reason))
 
 
@@ -225,7 +225,7 @@ def _from(settings: Settings, name: str, value: str | None = None) -> Value:
     return Value(text, settings.origin(name))
 
 
-def _counts_fastest_first(machine: Machine) -> bool:
+def _orders_gpus_by_speed(machine: Machine) -> bool:
     """Return whether CUDA's GPU order may differ from that of the driver's tools.
 
     Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.

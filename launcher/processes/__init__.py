@@ -1,4 +1,4 @@
-"""Starts the ranks of this machine, and ends them with all that they have started.
+"""Starts and stops the ranks of this machine, and terminates all processes that they started.
 
-Never reads what ranks print; why they failed is asked of `diagnosis`.
+`output` reads what the ranks print, and `diagnosis` explains their failures.
 """

@@ -1,6 +1,4 @@
-"""torch's elastic agent with Headway's ranks: monitoring and restarts are torch's; starting and
-stopping the processes is done in `ranks.py`.
-"""
+"""torch's elastic agent, which monitors and restarts the rank processes of `ranks.py`."""
 
 from __future__ import annotations
 
@@ -43,9 +41,9 @@ from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
-from headway.launcher.processes.repeats import Repeats
+from headway.launcher.processes.repeats import RepeatDetector
 from headway.launcher.processes.shutdown import grace_of
-from headway.launcher.processes.starter import ServerEnded, Starter
+from headway.launcher.processes.starter import ServerExited, Starter
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
 from headway.settings.problems import missing_ranks
@@ -60,32 +58,32 @@ _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
-_MAX_DELAY_S = 60  # longer would waste machines that have recovered
+_MAX_DELAY_S = 60  # a longer delay would leave recovered machines idle
 
 
-def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
-    """Return where a run failed on this machine, and the folder of its log files."""
+def failure_location(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
+    """Return the host, process and log folder of a failure on this machine."""
     place = socket.gethostname()
     if isinstance(failure, Failure):
         place = f"process {failure.first.pid} on {place}"
     return place if folder is None else f"{place}; logs in {shown(folder)}"
 
 
-class Restarts:
-    """Delays a restart if the attempt made no progress, and doubles the delay with each of these.
+class RestartBackoff:
+    """Computes the delay before a restart, which doubles after each attempt without progress.
 
-    Progress is a step beyond the furthest one before, or without known steps more than 60 s. On
-    several machines `delay_s` is also the delay after progress, in which others can join.
+    Progress is a new furthest step or, if no steps are reported, a duration of more than 60 s. With
+    several machines, `delay_s` also applies after progress, so that other machines can join.
     """
 
     def __init__(self, delay_s: float, *, is_one_machine: bool = True) -> None:
-        self._furthest = 0  # step of all attempts
+        self._furthest = 0  # the furthest step of all attempts
         self._after_progress_s = 0.0 if is_one_machine else delay_s
         self._first_delay_s = delay_s
         self._delay_s = delay_s
 
-    def after(self, what: str, step: int, lasted_s: float) -> tuple[str, float]:
-        """Return the line to print, that `what` comes next, and the delay in seconds."""
+    def next_restart(self, what: str, step: int, lasted_s: float) -> tuple[str, float]:
+        """Return `what` with the delay appended, and the delay in seconds."""
         if step > self._furthest or (not step and lasted_s > _MAX_DELAY_S):
             delay_s, self._delay_s = self._after_progress_s, self._first_delay_s
         else:
@@ -96,14 +94,14 @@ class Restarts:
 
 
 class Agent(LocalElasticAgent):
-    """torch's agent with Headway's rank processes.
+    """Runs Headway's rank processes under torch's agent.
 
-    The only class that relies on these private names of torch: `_start_workers(worker_group)` is
-    called after each rendezvous and returns the pids, `_restart_workers(worker_group)` before one
-    that follows a failure, `_pcontext` is the context that torch polls and closes, and
-    `_remaining_restarts` the number of failures that it still answers with a restart: 0 on several
-    machines, where machine 0 decides. `_monitor_workers(worker_group)` returns how the ranks are,
-    `_shutdown` stops them, and `_exit_barrier()` waits for the other machines.
+    Only this class relies on these private names of torch. `_start_workers(worker_group)` is called
+    after each rendezvous and returns the pids; `_restart_workers(worker_group)` is called before a
+    rendezvous that follows a failure. torch polls and closes `_pcontext`. `_remaining_restarts` is
+    the number of restarts left: 0 on several machines, where machine 0 decides.
+    `_monitor_workers(worker_group)` returns the state of the ranks, `_shutdown` stops them, and
+    `_exit_barrier()` waits for the other machines.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class Agent(LocalElasticAgent):
             rdzv_handler=handler,
             entrypoint=plan.program.name,
             max_restarts=plan.settings.max_restarts if plan.is_one_machine else 0,
-            monitor_interval=0.001,  # RankProcesses waits for the next end itself
+            monitor_interval=0.001,  # RankProcesses itself waits for the next exit
         )
         super().__init__(spec, NoLogs())
         self.plan = plan
@@ -139,30 +137,30 @@ class Agent(LocalElasticAgent):
         self._figures = figures
         self._ranks: RankProcesses | None = None
         settings = plan.settings
-        self._restarts = Restarts(settings.restart_delay, is_one_machine=plan.is_one_machine)
-        self._repeats = Repeats(self._project, settings.restart_anyway == YES)
-        handler.describe_repetition = self._repeats.judge
-        self._repeated = ""  # how the failure that has ended the run is the one before it
-        self._began_at = time.monotonic()  # the last attempt
+        self._restarts = RestartBackoff(settings.restart_delay, is_one_machine=plan.is_one_machine)
+        self._repeats = RepeatDetector(self._project, settings.restart_anyway == YES)
+        handler.describe_repetition = self._repeats.check
+        self._repeated = ""  # why the final failure is a repeated one
+        self._began_at = time.monotonic()  # start of the last attempt
         self._kills_before = count_memory_kills()
-        self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
-        self.due = "", ""  # the pending restart, and its cause if machine 0 sent it
+        self._interrupted_at = float("-inf")  # the last Ctrl-C for a debugged rank
+        self.pending_restart = "", ""  # with its cause, if machine 0 sent it
         self.is_cut_short = False  # the grace period
         self.signals_received: set[int] = set()  # by the launcher
 
     @property
     def exits(self) -> list[RankExit]:
-        """How the ranks of the last attempt ended, in order."""
+        """The exits of the last attempt's ranks, in order."""
         return list(self._ranks.exits.values()) if self._ranks else []
 
     @property
     def failure_during_stop(self) -> Failed | None:
-        """How the run has failed on another machine while ranks here were to save and stop."""
+        """A failure on another machine, reported while the ranks here were saving to stop."""
         return self._ranks.failure_during_stop if self._ranks else None
 
     @property
     def is_reported_by_machine_0(self) -> bool:
-        """Whether machine 0 prints the report of a failure to where this machine prints, too."""
+        """Whether machine 0 prints the failure report on the same terminal as this machine."""
         is_other = self.handler.machine > 0 and not self.handler.has_lost_machine_0
         return is_other and self.plan.settings.cluster in WITH_ONE_OUTPUT
 
@@ -170,18 +168,18 @@ class Agent(LocalElasticAgent):
     def is_stopping(self) -> bool:
         return self._ranks is not None and self._ranks.is_stopping
 
-    def defers(self, stop: SignalException) -> bool:
-        """Return whether `stop` is raised later: once the rank that is being started is known."""
-        return self._ranks is not None and self._ranks.defer(stop)
+    def defer_stop(self, stop: SignalException) -> bool:
+        """Raise `stop` after the rank that is being started is registered; False if none is."""
+        return self._ranks is not None and self._ranks.defer_stop(stop)
 
     def end_grace_period(self) -> None:
-        """End the grace period of ranks that are being stopped; any thread may call it."""
+        """End the grace period of the ranks that are being stopped; thread-safe."""
         self.is_cut_short = True
         if self._ranks:
             self._ranks.end_grace_period()
 
-    def forwards_interrupt(self) -> bool:
-        """Send a single Ctrl-C to the debugged rank; two within a second end the run at once."""
+    def forward_interrupt(self) -> bool:
+        """Forward Ctrl-C to the debugged rank; two within a second stop the run at once."""
         if self._ranks is None or self.plan.settings.debug_rank is None:
             return False
         before, self._interrupted_at = self._interrupted_at, time.monotonic()
@@ -194,22 +192,22 @@ class Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:
             describe = partial(self._describe_failure, silent_fails=True)
-            goes_on = not self.handler.are_all_done(describe)
+            should_continue = not self.handler.are_all_done(describe)
         elif result.is_failed() and not self._remaining_restarts:
-            goes_on = self.handler.restarts_after(self._describe_failure)
+            should_continue = self.handler.restarts_after(self._describe_failure)
         else:
             return result
-        return RunResult(state=WorkerState.HEALTHY) if goes_on else result
+        return RunResult(state=WorkerState.HEALTHY) if should_continue else result
 
     def _exit_barrier(self) -> None:
         """Do not wait: `_monitor_workers` reports success only when all machines have succeeded."""
 
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 passes no timeout
         if self._ranks is not None and (self.handler.ended_by or self.handler.restart):
             self._ranks.are_victims = True
         try:
             super()._shutdown(*args, **kwargs)
-        except SignalException:  # in the middle: the ranks must still be stopped
+        except SignalException:  # interrupted: the ranks must still be stopped
             super()._shutdown(*args, **kwargs)
             raise
 
@@ -226,7 +224,7 @@ class Agent(LocalElasticAgent):
             machine=self.handler.machine,
             host=socket.gethostname(),
             cause=failure.cause,
-            where=place_of(failure, self.output.folder),
+            where=failure_location(failure, self.output.folder),
             details=failure.details[-MAX_DETAILS:],
             fix=failure.fix,
             exit_code=failure.exit_code,
@@ -238,7 +236,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         settings = self.plan.settings
         if found := missing_ranks(settings, worker_group.workers[0].world_size):
-            raise ConfigError.of(found)  # on several machines it is known only now
+            raise ConfigError.of(found)  # with several machines, known only now
         attempt = self.handler.round
         if attempt > 0:
             self._starter.restart_server()
@@ -262,15 +260,15 @@ class Agent(LocalElasticAgent):
             self.output,
             self.watch,
             attempt,
-            reports_its_end=self.plan.program.kind != "program",
+            reports_exit=self.plan.program.kind != "program",
             debug_rank=settings.debug_rank,
             grace=grace_of(settings, self._environ),
             remote_failure=self.handler.remote_failure,
         )
-        self.due = "", ""
+        self.pending_restart = "", ""
         try:
             self._ranks.start()
-        except ServerEnded:
+        except ServerExited:
             if self._remaining_restarts:
                 self._remaining_restarts -= 1
             elif not self.handler.restarts_after(self._describe_failure):
@@ -279,17 +277,17 @@ class Agent(LocalElasticAgent):
         return self._ranks.pids()
 
     def forward(self, number: int) -> None:
-        """Send a signal on to the ranks that are alive; print that a user's one came too early."""
+        """Forward a signal to the running ranks, or log that a user signal arrived too early."""
         if self._ranks:
             self._ranks.forward(number)
         elif number != signal.SIGWINCH:
             signals.log_early_stop(number)
 
     def find_failure(self, *, silent_fails: bool = False) -> Failure | Hang | ServerDeath | None:
-        """Return how the last attempt failed here; `silent_fails`: silent exits are failures."""
+        """Return the last attempt's failure on this machine; arguments as in `failures.py`."""
         memory_kills = count_memory_kills() - self._kills_before
-        if self._starter.server_code is not None:
-            return ServerDeath(Evidence(self._starter.server_code, memory_kills=memory_kills))
+        if self._starter.server_exit_code is not None:
+            return ServerDeath(Evidence(self._starter.server_exit_code, memory_kills=memory_kills))
         workers = self._worker_group.workers
         if (hang := self.watch.hang) is not None:
             aftermath = describe_killed(self.exits)
@@ -307,13 +305,13 @@ class Agent(LocalElasticAgent):
         )
 
     def repeats(self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool) -> str:
-        """Return how the failure that has ended the run is the one before it again."""
-        if (elsewhere := self.handler.ended_by) is not None:
-            return elsewhere.repeats
+        """Return why the final failure is a repeated one, or an empty string."""
+        if (remote_failure := self.handler.ended_by) is not None:
+            return remote_failure.repeats
         if failure is not None and not is_stopped:
-            return self._repeated or self._repeats.judge(_site_of(failure))
+            return self._repeated or self._repeats.check(_site_of(failure))
         if self.handler.machine == 0:
-            self._repeats.note_success(self.watch.step(), has_ended_well=not is_stopped)
+            self._repeats.note_success(self.watch.step(), is_success=not is_stopped)
         return ""
 
     def _note_cost(self, rank: int, figures: Figures) -> None:
@@ -329,7 +327,7 @@ class Agent(LocalElasticAgent):
         number = number if ordered is None else ordered.number
         restart = f"restart {number} of {self.plan.settings.max_restarts}"
         restart = restart if number else "restart with the available machines"
-        self.due = restart, ordered.cause if ordered is not None else ""
+        self.pending_restart = restart, ordered.cause if ordered is not None else ""
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
         step = self.watch.step()
@@ -339,12 +337,12 @@ class Agent(LocalElasticAgent):
         else:
             failure = self.find_failure()
             assert failure is not None, "no other process restarts ranks"
-            self._repeated = self._repeats.judge(_site_of(failure))
+            self._repeated = self._repeats.check(_site_of(failure))
             if self._repeated:
                 raise RunEnded
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
-        line, delay_s = self._restarts.after(f"{cause}; {restart}{where}", step, lasted_s)
+        line, delay_s = self._restarts.next_restart(f"{cause}; {restart}{where}", step, lasted_s)
         log(line)
         self.attempts.end(step, failed_at)
         used = number or self.attempts.rows[-1].num_restarts
@@ -361,7 +359,7 @@ def _site_of(failure: Failure | Hang | ServerDeath) -> CrashSite | None:
 def _rank_environment(
     group: WorkerGroup, worker: Any, attempt: int, max_restarts: int
 ) -> dict[str, str]:
-    """Return the variables for one rank that torchrun sets too."""
+    """Return a rank's environment variables, the same as torchrun's."""
     return {
         "RANK": str(worker.global_rank),
         "LOCAL_RANK": str(worker.local_rank),

@@ -1,13 +1,13 @@
-"""Claims idle GPUs, so that no other launch on this machine uses them: one socket name per GPU.
+"""Claims idle GPUs by binding one Unix socket name per GPU, so that other launches skip them.
 
-A claim is a Unix socket bound to a name in Linux's abstract namespace, which only one process can
-bind, of whichever user. A lock file would need a folder that all users may write to; flock(2) on
-/dev/nvidiaN starts the driver, does not exist for a MIG slice, and does not show who holds it. The
-kernel frees a name when the launch ends, also if it is killed; a script that replaces the launcher
-inherits the socket. A container with its own network does not see claims of the host.
+A claim is a socket bound to a name in Linux's abstract namespace, which only one process of any
+user can bind. A lock file would need a folder that all users can write to; flock(2) on
+/dev/nvidiaN starts the driver, is unavailable for MIG slices, and does not identify the owner. The
+kernel releases a name when the launch exits, even if it is killed; a script that replaces the
+launcher inherits the socket. A container with its own network does not see claims of the host.
 
-A launch that waits has such a name, too, with the time at which it began: GPUs go to the launch
-that has waited longest, and to no other before it has what it asked for.
+A waiting launch also binds a name, which contains its start time. The launch that has waited
+longest gets idle GPUs first, and later launches get none until its request is satisfied.
 """
 
 from __future__ import annotations
@@ -26,77 +26,77 @@ from headway.ipc.stderr import log
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
 
-NAMES = "headway-gpu"
-"""What the names of all users' claims begin with."""
+NAME_PREFIX = "headway-gpu"
+"""Prefix of the names of all claims."""
 
 _WAITING = "waits-since-"
-POLL_S = 2.0  # a look at all GPUs takes a part of a second
+POLL_S = 2.0  # querying all GPUs takes a fraction of a second
 _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
 def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | None) -> Machine:
-    """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
+    """Claim the GPUs that `settings.devices` selects; return the snapshot used for the selection.
 
-    If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `poll`
-    returns a new snapshot, with the use of each GPU; with `wait_s` None nothing is waited for.
+    If too few GPUs are idle and waiting cannot help, none is claimed, and the plan reports the
+    reason. `poll` returns a new snapshot with each GPU's usage; `wait_s` None disables waiting.
 
     Raises:
-        MachineError: there are idle GPUs, and launches that wait for them.
+        MachineError: if other launches wait for the idle GPUs.
     """
     if not _HAS_NAMES:
         raise MachineError(
-            "devices is 'idle:...', which needs Linux: elsewhere launches cannot claim GPUs",
+            "devices is 'idle:...', which requires Linux, where launches can claim GPUs",
             where=f"system {sys.platform}",
-            fix="name the GPUs: --devices 0,1",
+            fix="select the GPUs: --devices 0,1",
         )
-    began, place = time.monotonic(), f"{_WAITING}{time.monotonic_ns():020}-{os.getpid()}"
-    told: int | None = None  # launches ahead of this one, when this was last printed
-    with ExitStack() as kept:
+    began, own_name = time.monotonic(), f"{_WAITING}{time.monotonic_ns():020}-{os.getpid()}"
+    logged_ahead: int | None = None  # the last logged number of launches ahead
+    with ExitStack() as stack:
         while True:
             machine = with_claims(poll())
             gpus = machine.gpus_of(settings.device)
             selection = settings.devices.select(gpus)
-            ahead = [name for name in _waiting() if name < place]
+            ahead = [name for name in _waiting() if name < own_name]
             if not selection.problems and not ahead:
                 chosen = selection.indices[: settings.num_processes]
                 if _claim([gpus[index].uuid for index in chosen]):
                     return machine
-                continue  # another launch was faster
+                continue  # another launch claimed them first
             can_wait = wait_s is not None and settings.devices.may_become_idle(gpus)
             left_s = began + (wait_s or 0) - time.monotonic() if can_wait else 0
             if left_s <= 0 and ahead and not selection.problems:
                 raise MachineError(
-                    f"the idle GPUs are for {_launches(ahead)}",
-                    where="GPUs are given to the launch that has waited longest",
-                    fix="wait, too, with --wait, or name GPUs: --devices 0,1",
+                    f"the idle GPUs are reserved for {_launches(ahead)}",
+                    where="the queue of launches that wait for GPUs",
+                    fix="wait with --wait, or select GPUs: --devices 0,1",
                 )
             if left_s <= 0:
                 return machine
-            if told is None:
-                kept.enter_context(_named(place))
-            if told != len(ahead):
-                told = len(ahead)
+            if logged_ahead is None:
+                stack.enter_context(_bind_name(own_name))
+            if logged_ahead != len(ahead):
+                logged_ahead = len(ahead)
                 behind = [f"behind {_launches(ahead)}"] if ahead else []
                 log(f"waiting: {'; '.join([*selection.problems, *behind])}")
             time.sleep(min(POLL_S, left_s))
 
 
 def waiting_launches() -> list[str]:
-    """Return who waits for GPUs on this machine, the first in line first."""
-    return [pid for name in _waiting() if (pid := _holder(name))] if _HAS_NAMES else []
+    """Return the processes that wait for GPUs on this machine, in queue order."""
+    return [pid for name in _waiting() if (pid := _owner(name))] if _HAS_NAMES else []
 
 
 def _launches(waiting: Sequence[str]) -> str:
-    who = ", ".join(filter(None, map(_holder, waiting)))
+    who = ", ".join(filter(None, map(_owner, waiting)))
     return f"{len(waiting)} waiting launch{'es' * (len(waiting) > 1)} ({who})"
 
 
 def _waiting() -> list[str]:
-    """Return the names of the launches that wait, the first in line first; proc(5), net/unix."""
-    begin = f" @{NAMES}-{_WAITING}"
+    """Return the socket names of waiting launches, in queue order; proc(5), net/unix."""
+    begin = f" @{NAME_PREFIX}-{_WAITING}"
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        found = {line.rpartition(f"@{NAMES}-")[2].rstrip() for line in file if begin in line}
+        found = {line.rpartition(f"@{NAME_PREFIX}-")[2].rstrip() for line in file if begin in line}
     return sorted(found)
 
 
@@ -108,48 +108,48 @@ def with_claims(machine: Machine) -> Machine:
 
 
 def _claimed_by(uuid: str) -> str:
-    holder = _holder(uuid) if _HAS_NAMES else ""
-    return holder and f"another launch ({holder})"
+    owner = _owner(uuid) if _HAS_NAMES else ""
+    return owner and f"another launch ({owner})"
 
 
-def _holder(name: str) -> str:
-    """Return the process that holds a name; empty if none does."""
-    with closing(socket.socket(socket.AF_UNIX)) as asking:
-        asking.setblocking(False)
+def _owner(name: str) -> str:
+    """Return the process that has bound a name, or an empty string."""
+    with closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.setblocking(False)
         try:
-            asking.connect(_address(name))
+            probe.connect(_address(name))
         except ConnectionRefusedError:  # the name is free
             return ""
-        except OSError:  # more have asked since than the kernel keeps
+        except OSError:  # the socket's backlog is full
             return "process unknown"
-        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
-    process = f"process {pid}" if pid else "a process"  # 0: it is in another container
+    process = f"process {pid}" if pid else "a process"  # 0: in another container
     return f"{process} of {_user(uid)}"
 
 
 def _claim(uuids: Sequence[str]) -> bool:
-    """Claim these GPUs until this process, or the script that replaces it, ends; all or none.
+    """Claim all of these GPUs or none, until this process or the script that replaces it exits.
 
-    In the order of their names: of two launches that want the same, one gets the first, and the
-    other holds nothing that a third one would see as claimed.
+    Names are bound in sorted order: if two launches want the same GPUs, one of them fails at the
+    first name, before it claims a GPU that a third launch could use.
     """
-    with ExitStack() as undone:
+    with ExitStack() as on_error:
         claims = []
         for uuid in sorted(uuids):
             try:
-                claims.append(undone.enter_context(_named(uuid)))
+                claims.append(on_error.enter_context(_bind_name(uuid)))
             except FileExistsError:
                 return False
-        undone.pop_all()
+        on_error.pop_all()
     for claim in claims:
         claim.set_inheritable(True)
         claim.detach()
     return True
 
 
-def _named(name: str) -> socket.socket:
-    """Return a socket with this name; FileExistsError if another process has it."""
+def _bind_name(name: str) -> socket.socket:
+    """Return a socket bound to a name; raises FileExistsError if another process has bound it."""
     named = socket.socket(socket.AF_UNIX)
     try:
         named.bind(_address(name))
@@ -163,7 +163,7 @@ def _named(name: str) -> socket.socket:
 
 
 def _address(name: str) -> str:
-    return f"\0{NAMES}-{name}"
+    return f"\0{NAME_PREFIX}-{name}"
 
 
 def _user(uid: int) -> str:

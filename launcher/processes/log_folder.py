@@ -1,4 +1,4 @@
-"""The folder of a run's log files: checked before anything starts, created when the ranks do."""
+"""Checks `log_dir` before the launch, and creates the run's log folder when ranks start."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headway.settings.table import TABLE, Settings
 
 
 def log_dir_problems(settings: Settings) -> list[Problem]:
-    """Return why no folder can be created in `log_dir`; nothing is left there."""
+    """Check that a folder can be created in `log_dir`, by creating and removing one."""
     if settings.log_dir is None or "log_dir" in settings.unread:
         return []
     import tempfile
 
-    there = os.path.abspath(settings.log_dir)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
+    parent = os.path.abspath(settings.log_dir)
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
     try:
-        os.rmdir(tempfile.mkdtemp(dir=there))
+        os.rmdir(tempfile.mkdtemp(dir=parent))
     except OSError as error:
         return [_cannot_write(settings, error)]
     return []
@@ -30,7 +30,7 @@ def create_log_folder(settings: Settings) -> str | None:
     if settings.log_dir is None:
         return None
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if settings.num_machines > 1:  # which may share log_dir, and have equal pids
+    if settings.num_machines > 1:  # they may share log_dir and have equal pids
         import socket
 
         name += f"-{socket.gethostname()}"
@@ -46,7 +46,7 @@ def _cannot_write(settings: Settings, error: OSError) -> Problem:
     return Problem(
         f"log_dir {settings.log_dir!r} cannot be written to: {error.strerror}",
         str(settings.origin("log_dir")),
-        f"name a folder that you can write to: {TABLE['log_dir'].flag} logs",
+        f"pass a writable folder: {TABLE['log_dir'].flag} logs",
         code=Code.BAD_VALUE,
         names=("log_dir",),
     )

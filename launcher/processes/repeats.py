@@ -1,7 +1,7 @@
-"""Whether a failure is the one before it again: a restart, or a requeued job, only repeats it.
+"""Detects a failure that a restart or a requeued job would only repeat.
 
-The rule: the same exception, message, script line and step (1 or later), with no new step in
-between, on whichever rank.
+A failure is repeated if its exception, message, script line and step (1 or later) are those of the
+previous failure, with no new step in between. The rank may differ.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FILE = "_headway-failure.json"  # `_`: Trainer's push_to_hub uploads no such fil
 _MAX_BYTES = 2**16
 
 
-class Repeats:
-    """The last failure of a training, kept in its project's folder, where it has one.
+class RepeatDetector:
+    """Compares each failure of a training with the previous one, stored in the project folder.
 
-    `project` returns that folder, empty for none; `restarts_anyway`: no failure is called repeated.
+    `project` returns the folder, or an empty string. `restarts_anyway` disables the comparison.
     """
 
     def __init__(self, project: Callable[[], str], restarts_anyway: bool = False) -> None:
@@ -32,22 +32,22 @@ class Repeats:
         self._has_failed = False  # in this launch
         self._last: CrashSite | None = None
 
-    def judge(self, site: CrashSite | None) -> str:
-        """Note a failure, and return how it is the one before it; empty if it is another one."""
+    def check(self, site: CrashSite | None) -> str:
+        """Store a failure; return why it is a repeated one, or an empty string."""
         is_earlier = not self._has_failed
         before = self._read() if is_earlier else self._last
         self._has_failed, self._last = True, site
         self._keep(site)
         if site is None or site != before or self._restarts_anyway:
             return ""
-        kept = f" of an earlier launch, kept in {self._path}," if is_earlier else ""
-        again = f"as in the failure before it{kept} with no new step in between"
+        kept = f" of an earlier launch, stored in {self._path}," if is_earlier else ""
+        again = f"as in the previous failure{kept} with no new step in between"
         return f"{site.kind} at {site.frame} after step {site.step} {again}"
 
-    def note_success(self, step: int, *, has_ended_well: bool = False) -> None:
-        """Note how far a launch has come that ends by no failure."""
+    def note_success(self, step: int, *, is_success: bool = False) -> None:
+        """Remove the stored failure if the run succeeded, or passed the step at which it failed."""
         before = self._last if self._has_failed else self._read()
-        if before is not None and (has_ended_well or step > before.step):
+        if before is not None and (is_success or step > before.step):
             self._keep(None)
 
     @property
@@ -68,7 +68,7 @@ class Repeats:
             elif path:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 write_atomic(path, json.dumps(plain(site)))
-        except FileNotFoundError:  # nothing is to be removed
+        except FileNotFoundError:  # no file to remove
             pass
         except OSError as error:
             log(f"note: a repeated failure will not be recognized: {path}: {error.strerror}")

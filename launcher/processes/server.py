@@ -1,16 +1,16 @@
-"""The fork server: a process that starts the ranks for the launcher, and ends them all with it.
+"""The fork server: starts ranks for the launcher, and terminates them when the launcher exits.
 
-It starts before the launcher's own imports and runs in parallel with them. To fork ranks it imports
-torch once; it then has one Python thread, no CUDA context, and its own session. Requests are JSON
-over a socket, answers are records; a request carries the rank's stdin, stdout, stderr and status
-channel. When the launcher exits, also if it is killed, all descendants of this process are killed.
-Orphans among them are adopted, and reaped when they exit.
+It starts before the launcher's own imports and runs in parallel with them. To fork ranks, it
+imports torch once; it then has one Python thread, no CUDA context, and its own session. Requests
+are JSON over a socket, replies are records; a request carries the rank's stdin, stdout, stderr and
+status channel. When the launcher exits, even if it is killed, all descendants of this process are
+killed. Orphans among them are adopted, and reaped when they exit.
 
-Its parent is the guardian, which ends what a killed launcher and server leave. Launcher, guardian
-and server are a chain in which each adopts the orphans of those below. When any one or two of them
-are killed, another ends the run: the server when the launcher's socket has closed, the guardian
-when the server has ended, the launcher when both have. If all three are killed at once, the kernel
-kills the ranks, by their parent-death signals, but not what they have started.
+Its parent is the guardian, which terminates the processes that a killed launcher and server leave.
+Launcher, guardian and server form a chain, in which each adopts the orphans of those below it. If
+one or two of them are killed, another stops the run: the server when the launcher's socket closes,
+the guardian when the server exits, the launcher when both have exited. If all three are killed at
+once, the kernel kills the ranks through their parent-death signals, but not their child processes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from headway.ipc.records import ProcessExit, ProcessStart, Record, ServerReady, 
 from headway.ipc.run_contract import CPUS_VARIABLE, read_run
 from headway.ipc.typed import encode
 from headway.launcher.plan.program import interpreter
-from headway.launcher.processes.shutdown import KILL_MARGIN_S, end_descendants, has_children
+from headway.launcher.processes.shutdown import KILL_MARGIN_S, has_children, terminate_descendants
 from headway.launcher.rank import import_hooks, rank_monitor, worker
 
-_MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period
+_MARGIN_S = KILL_MARGIN_S + 5.0  # for the server to kill processes after the grace period
 _NEVER = float("inf")
-_PRELOAD_AFTER_S = 5.0  # without an event: the ranks have finished their own imports
+_PRELOAD_AFTER_S = 5.0  # without an event: the ranks' own imports have finished
 
 
 class ServerArgs(NamedTuple):
@@ -71,25 +71,24 @@ class Rank(NamedTuple):
 
 
 def main() -> None:
-    """Serve until the launcher has ended; in a forked rank, run the program and return."""
-    fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
+    """Serve until the launcher exits; in a forked rank, run the program and return."""
+    fd, method, grace_s, _title_space, kind, name, *args = sys.argv[1:]
     job = ServerArgs(method, float(grace_s), kind, name, args)
     atexit.register(worker.finish_process)
-    # left to the launcher
-    signals.outlive(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
+    # handled by the launcher
+    signals.ignore_until_exec(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, worker.USER_SIGNALS)  # blocked by the launcher
     server = socket.socket(fileno=int(fd))
     server.set_inheritable(False)
-    _fork_below_guardian(server, job.grace_s)
-    _answer(server, ServerReady(os.getpid()))
+    _fork_under_guardian(server, job.grace_s)
+    _reply(server, ServerReady(os.getpid()))
     adopt_orphans()  # a fork clears it
     if method == "fork":
         _warm_up()
-    signals.outlive(
-        signal.SIGTERM
-    )  # until here it ends this process at once, even during an import
+    # before this call, SIGTERM terminates this process at once, even during an import
+    signals.ignore_until_exec(signal.SIGTERM)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        signals.outlive(signal.SIGHUP)
+        signals.ignore_until_exec(signal.SIGHUP)
     rank = _Server(server, job).serve()
     if rank is None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
@@ -112,35 +111,35 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
-    """Fork and return in the child; this process becomes its guardian, and ends with its exit code.
+def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
+    """Fork and return in the child; this process becomes its guardian and exits with its exit code.
 
-    Does nothing where a process cannot adopt orphans. The other end of `launcher` closes when the
-    launcher ends, or wants the child to; that then gives other processes `grace_s` seconds to end.
+    Does nothing if a process cannot adopt orphans. The other end of `launcher` closes when the
+    launcher exits or stops the child, which then gives other processes `grace_s` seconds to exit.
     """
     if not adopt_orphans():
         return
     server = os.fork()
-    resume_on_parent_exit()  # a suspended one could end nothing
+    resume_on_parent_exit()  # a suspended guardian cannot terminate processes
     if server == 0:
-        os.setsid()  # what is sent to the guardian's process group does not reach the server
+        os.setsid()  # signals to the guardian's process group do not reach the server
         return
-    # a cluster may send them to all
-    signals.outlive(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    # not Headway's or the script's: `pkill -f` of either must not leave processes behind
+    # a cluster may send these to all processes
+    signals.ignore_until_exec(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    # without Headway's or the script's name: `pkill -f` must not kill the guardian
     set_title(f"guardian of process {os.getppid()}")
     status = _wait_for_server(server, launcher, grace_s)
     if status != 0:
-        end_descendants(0)
-    os._exit(signals.shell_code(os.waitstatus_to_exitcode(status)))
+        terminate_descendants(0)
+    os._exit(signals.shell_exit_code(os.waitstatus_to_exitcode(status)))
 
 
 def _wait_for_server(server: int, launcher: socket.socket, grace_s: float) -> int:
-    """Return the server's wait status; a server that does not end with the launcher is killed."""
+    """Return the server's wait status; kill it if it does not exit after the launcher."""
     child_ended, _ = wake_on_child_exit()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
-    # the launcher has ended, or has closed its side; its messages are the server's
+    # the launcher exited or closed its end; the server reads its messages
     poll.register(launcher, select.POLLRDHUP)
     kill_at = _NEVER
     while True:
@@ -158,8 +157,8 @@ def _wait_for_server(server: int, launcher: socket.socket, grace_s: float) -> in
                     os.read(child_ended, 4096)
             else:
                 poll.unregister(fd)
-                os.kill(server, signal.SIGCONT)  # a suspended one could end nothing
-                os.kill(server, signal.SIGTERM)  # ends one that has started no rank yet
+                os.kill(server, signal.SIGCONT)  # a suspended server cannot terminate processes
+                os.kill(server, signal.SIGTERM)  # terminates a server that has not started a rank
                 kill_at = time.monotonic() + grace_s + _MARGIN_S
 
 
@@ -175,7 +174,7 @@ class _Server:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def serve(self) -> Rank | None:
-        """Return None when the launcher has ended, or the rank in a forked child."""
+        """Return None when the launcher exits, or the rank in a forked child."""
         while True:
             ready = {key.fd for key, _ in self._selector.select(self._preload_after_s)}
             if not ready:
@@ -186,7 +185,7 @@ class _Server:
                 continue
             request = _receive(self._launcher)
             if request is None:
-                end_descendants(self._job.grace_s if self._ranks else 0)
+                terminate_descendants(self._job.grace_s if self._ranks else 0)
                 return None
             if self._start(request) == 0:
                 return request
@@ -195,13 +194,13 @@ class _Server:
         """Start a rank; return its pid, 0 in the forked child, or None if the system refuses."""
         here = os.getpid()
         try:
-            pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)
+            pid = _fork() if self._job.method == "fork" else _spawn(self._job, rank)
         except OSError as error:  # too many processes, or too little memory
-            _answer(self._launcher, StartFailed(error.errno or 0))
+            _reply(self._launcher, StartFailed(error.errno or 0))
             pid = None
         if pid == 0:
             self._close()
-            _become_rank(here, rank)
+            _init_rank(here, rank)
             return 0
         for theirs in rank.fds:
             os.close(theirs)
@@ -210,14 +209,13 @@ class _Server:
         if not self._ranks and self._job.method == "fork" and _has_restarts(rank):
             self._preload_after_s = _PRELOAD_AFTER_S
         self._ranks.add(pid)
-        _answer(self._launcher, ProcessStart(pid))
+        _reply(self._launcher, ProcessStart(pid))
         return pid
 
     def _preload(self) -> None:
-        """Import what a restarted rank needs to read a checkpoint: a second of its start.
+        """Import the modules that read checkpoints, which saves a restarted rank about a second.
 
-        The script may not use it, so it is imported while the ranks train, and only if they can be
-        restarted.
+        They are imported while the ranks train, and only if the ranks can be restarted.
         """
         self._preload_after_s = None
         with suppress(Exception):  # a rank that imports it reports the error
@@ -225,22 +223,22 @@ class _Server:
         gc.freeze()
 
     def _reap(self) -> None:
-        """Reap adopted orphans, and report the ranks that have ended."""
+        """Reap adopted orphans, and report the ranks that have exited."""
         os.read(self._wake_fds[0], 4096)
         with suppress(ChildProcessError):
             for pid, status in reap():
                 if pid in self._ranks:
-                    self._end(pid, status)
+                    self._report_exit(pid, status)
 
-    def _end(self, pid: int, status: int) -> None:
+    def _report_exit(self, pid: int, status: int) -> None:
         ended = time.time()
         self._ranks.remove(pid)
         leftovers = not self._ranks and has_children()
         code = os.waitstatus_to_exitcode(status)
-        _answer(self._launcher, ProcessExit(pid, code, ended, leftovers))
+        _reply(self._launcher, ProcessExit(pid, code, ended, leftovers))
 
     def _close(self) -> None:
-        """Close in a forked child what is the server's."""
+        """Close the server's descriptors in a forked child."""
         self._selector.close()
         self._launcher.close()
         for fd in self._wake_fds:
@@ -265,8 +263,8 @@ def _receive(server: socket.socket) -> Rank | None:
     return Rank(json.loads(message), list(fds)) if message else None
 
 
-def _answer(server: socket.socket, record: Record) -> None:
-    with suppress(OSError):  # the launcher has ended; the next request is the end of the stream
+def _reply(server: socket.socket, record: Record) -> None:
+    with suppress(OSError):  # the launcher has exited; the next read returns EOF
         server.sendall(encode(record))
 
 
@@ -283,12 +281,12 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 def _fork() -> int:
     with warnings.catch_warnings(), _stop_signals_blocked():
-        # Python warns of OpenBLAS's idle thread pool, which survives a fork
+        # Python warns about OpenBLAS's idle thread pool, which survives a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
-def _start_fresh(job: ServerArgs, rank: Rank) -> int:
+def _spawn(job: ServerArgs, rank: Rank) -> int:
     here, cpus = os.getpid(), rank.env.pop(CPUS_VARIABLE, "")
     stdin, stdout, stderr, channel = rank.fds
 
@@ -322,7 +320,7 @@ def _start_fresh(job: ServerArgs, rank: Rank) -> int:
     return process.pid
 
 
-def _become_rank(server_pid: int, rank: Rank) -> None:
+def _init_rank(server_pid: int, rank: Rank) -> None:
     """Set up the forked process like a new interpreter for this rank."""
     import torch
 
@@ -340,7 +338,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
 
 
 def bind(cpus: str) -> None:
-    """Run on these cores only, among those that a scheduler has left to this process."""
+    """Bind this process to these cores, within the affinity mask set by a scheduler."""
     wanted: set[int] = set()
     for part in filter(None, cpus.split(",")):
         first, _, last = part.partition("-")

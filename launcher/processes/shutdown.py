@@ -1,6 +1,6 @@
-"""How processes are stopped: a signal, a grace period, SIGKILL; all periods of it.
+"""Stops processes: a signal, a grace period, then SIGKILL. Defines all grace periods.
 
-`Shutdown` is a pure table; below it, processes that would outlive their launcher are ended by it.
+`Shutdown` is pure; the functions below it terminate the processes that ranks leave running.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from headway.settings.table import Settings
 
-_VICTIM_S = 5.0  # they wait for a rank that is gone, and have nothing to save
-_SAVING_S = 600.0  # for a checkpoint on slow storage, where the job's end is unknown
+_VICTIM_S = 5.0  # for ranks that wait for a failed one; they have nothing to save
+_SAVING_S = 600.0  # for a checkpoint on slow storage, if the job's end is unknown
 _JOB_END = "SLURM_JOB_END_TIME"  # seconds since the epoch
 _SPARE_S = 5.0  # for the report, before the scheduler kills the launcher too
 
 KILL_MARGIN_S = 10.0
-"""How long to wait for the kernel to end a process after SIGKILL."""
+"""Seconds to wait for the kernel to remove a process after SIGKILL."""
 
-_MIN_GRACE_S = 2.0  # a process may remove its files then, even where ranks are killed at once
-_POLL_S = 0.05  # most processes end at once on SIGTERM
+_MIN_GRACE_S = 2.0  # for child processes to remove their files
+_POLL_S = 0.05  # most processes exit at once on SIGTERM
 
 _NEVER = float("inf")
 
@@ -35,23 +35,23 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Grace(NamedTuple):
-    """How long ranks may take to stop, in seconds."""
+    """Grace periods of ranks, in seconds."""
 
     usual_s: float  # after a stop signal
     victim_s: float  # after another rank has failed
-    to_save_s: float  # after a stop signal, if they save then and the job's end is unknown
-    job_ends_at: float = _NEVER  # when the scheduler kills all of the job, since the epoch
-    kills_idle: bool = False  # victims that have nothing to do are killed at once
+    to_save_s: float  # after a stop signal, for a save, if the job's end is unknown
+    job_ends_at: float = _NEVER  # when the scheduler kills the job, since the epoch
+    kills_idle: bool = False  # whether idle victims are killed at once
 
     def saving_s(self, now: float) -> float:
-        """Return how long a save may take that starts `now`, seconds since the epoch."""
+        """Return the seconds available for a save that starts `now`, in epoch time."""
         if self.job_ends_at == _NEVER:
             return self.to_save_s
         return max(self.job_ends_at - now - _SPARE_S, self.usual_s)
 
 
 def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
-    """Return the periods of a launch; a period that the user has set holds for all ranks."""
+    """Return a launch's grace periods; one that the user sets applies to all ranks."""
     usual = settings.grace_period_s
     if settings.are_user_set("grace_period_s"):
         return Grace(usual, usual, usual)
@@ -61,36 +61,36 @@ def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
 
 
 class Shutdown(NamedTuple):
-    """The stop of processes, such as ranks, as far as it has come; all times are on one clock."""
+    """The state of stopping processes, such as ranks; all times are on one clock."""
 
-    number: int  # the signal that asks ranks to stop
+    number: int  # the stop signal
     began_at: float
     usual_s: float
     victim_s: float
     saving_s: float
-    will_save: bool = False  # ranks reported that they save when they are stopped
-    failed_at: float = _NEVER  # a rank failed, here or on another machine
+    will_save: bool = False  # the ranks save when they are stopped
+    failed_at: float = _NEVER  # when a rank failed, on any machine
     is_cut_short: bool = False  # by a second Ctrl-C
 
     @property
     def ends_at(self) -> float:
-        """When the grace period is over; the first rule that applies decides."""
+        """The end of the grace period, by the first rule that applies."""
         if self.is_cut_short:
             return self.began_at
-        if self.failed_at <= self.began_at:  # the others only suffer from it
+        if self.failed_at <= self.began_at:  # other ranks cannot continue
             return self.began_at + self.victim_s
-        if self.will_save:  # together: once a rank has failed, none can
+        if self.will_save:  # all ranks together: none can after a failure
             return min(self.began_at + self.saving_s, self.failed_at + self.victim_s)
         return self.began_at + self.usual_s
 
     def signals(
         self, now: float, running: Iterable[T], sent: Mapping[T, int], idle: Collection[T] = ()
     ) -> dict[T, int]:
-        """Return the signal to send to each running process that has not been sent it yet.
+        """Return the signals to send now, by process.
 
-        `sent` has the last signal that each process was sent by this method. Those that are there
-        at first are asked to stop even without a grace period. Of victims, the `idle` ones have
-        nothing to do before they end.
+        `sent` maps processes to the last signal that this method returned for them. Processes that
+        run at the first call get the stop signal, even without a grace period. `idle` processes
+        have nothing to do before they exit; after a failure, they are killed at once.
         """
         found: dict[T, int] = {}
         for process in running:
@@ -102,12 +102,12 @@ class Shutdown(NamedTuple):
         return found
 
     def is_abandoned(self, now: float) -> bool:
-        """Whether what still runs is not waited for: SIGKILL does not end it."""
+        """Whether to stop waiting for processes that SIGKILL did not remove."""
         return now >= self.ends_at + KILL_MARGIN_S
 
 
 def has_children() -> bool:
-    """Reap the children that have ended, and return whether any is left."""
+    """Reap exited children, and return whether children remain."""
     with suppress(ChildProcessError):
         for _ in reap():
             pass
@@ -115,25 +115,24 @@ def has_children() -> bool:
     return False
 
 
-def end_descendants(grace_s: float) -> None:
-    """End all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+def terminate_descendants(grace_s: float) -> None:
+    """Terminate all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
-    This process adopts orphans: it has children as long as it has descendants, also while they
-    fork.
+    This process adopts orphans, so it has children as long as it has descendants.
     """
-    if not has_children():  # importing psutil takes as long as all the rest
+    if not has_children():  # avoids the slow import of psutil
         return
     import psutil
 
     here = psutil.Process()
-    end_processes(lambda: here.children(recursive=True) if has_children() else None, grace_s)
+    terminate(lambda: here.children(recursive=True) if has_children() else None, grace_s)
 
 
-def end_processes(find: Callable[[], Sequence[Process] | None], grace_s: float) -> None:
-    """End processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+def terminate(find: Callable[[], Sequence[Process] | None], grace_s: float) -> None:
+    """Terminate processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
-    `find` returns those that run at the moment; None: there are no more. Left is what SIGKILL does
-    not end: a process of another user, or one that a tracer or the kernel keeps.
+    `find` returns the running processes, or None if there are none. Processes of other users, and
+    those blocked by a tracer or the kernel, may remain.
     """
     import psutil
 
@@ -149,7 +148,7 @@ def end_processes(find: Callable[[], Sequence[Process] | None], grace_s: float) 
 
 
 def is_running(process: Process) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Return whether a process is running and not a zombie."""
     import psutil
 
     try:

@@ -1,6 +1,6 @@
-"""The launcher's side of `server.py`: requests ranks, and reads which have ended.
+"""The launcher's client of `server.py`: requests ranks, and receives their exits.
 
-Imports no torch, so that the server can be started before the launcher's own slow imports.
+Does not import torch, so that the server can start before the launcher's slow imports.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ from typing import TYPE_CHECKING
 from headway.errors import MORE_PROCESSES, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
 from headway.ipc.records import ProcessExit, ProcessStart, ServerReady, StartFailed, decode_record
-from headway.ipc.signals import Bell
+from headway.ipc.signals import SignalSafeEvent
 from headway.ipc.stderr import log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.processes.shutdown import end_descendants, end_processes, is_running
+from headway.launcher.processes.shutdown import is_running, terminate, terminate_descendants
 from headway.launcher.rank import worker
 
 if TYPE_CHECKING:
     from psutil import Process
 
-_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
-_TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
-_SAY_AFTER_S = 1.0  # what ends with its rank is gone by then
+_POLL_S = 0.1  # a signal just before a wait does not interrupt it
+_TITLE_SPACE = "-" * 60  # overwritten by the ranks' process titles
+_NOTICE_AFTER_S = 1.0  # most child processes of ranks have exited by then
 _MAX_NAMES = 8
 
 
-class ServerEnded(Exception):
-    """The fork server has ended, and cannot start a rank."""
+class ServerExited(Exception):
+    """The fork server has exited and cannot start a rank."""
 
 
 class Starter:
-    """Starts ranks, keeps how they ended in `ends`, and rings `bell` for a thread that waits.
+    """Starts ranks, stores their exits in `exits`, and sets `exit_event` after each of them.
 
-    `environ` has the variables that all ranks share; they are set before the server imports torch.
+    `environ` is common to all ranks; the server has it before it imports torch.
     """
 
     def __init__(
         self, plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False
     ) -> None:
         self.is_quiet = is_quiet
-        self.ends: dict[int, ProcessExit] = {}  # by pid
-        self.bell = Bell()
-        self.server_code: int | None = None  # of a server that ended on its own; negative: signal
+        self.exits: dict[int, ProcessExit] = {}  # by pid
+        self.exit_event = SignalSafeEvent()
+        self.server_exit_code: int | None = None  # if it exited by itself; < 0: signal
         self._plan = plan
         self._environ = environ
         adopt_orphans()
         self._start_server()
 
     def _start_server(self) -> None:
-        self._answers: deque[int | LaunchError | None] = deque()  # to what was requested
-        self._has_answered = Bell()
+        self._replies: deque[int | LaunchError | None] = deque()  # to start requests
+        self._reply_event = SignalSafeEvent()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
-        # until the new process has handlers
+        # blocked until the new process has handlers
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.USER_SIGNALS)
         try:
             self._guardian = subprocess.Popen(  # which forks the server
                 self._command(theirs.fileno()),
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
-                stdout=1,  # passed on also where it is the null device instead of a closed stream
+                stdout=1,  # the null device if the stream is closed
                 stderr=2,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone
+                start_new_session=True,  # the terminal's Ctrl-C reaches only the launcher
             )
         except OSError as error:
             self._socket.close()
@@ -89,7 +89,7 @@ class Starter:
         try:
             self._reader.start()
         except RuntimeError as error:  # too many threads
-            self._socket.close()  # which ends the server
+            self._socket.close()  # terminates the server
             self._guardian.wait()
             raise cannot_start(OSError(errno.EAGAIN, str(error))) from None
 
@@ -102,7 +102,7 @@ class Starter:
             str(fd),
             "program" if program.kind == "program" else settings.start_method,
             str(settings.grace_period_s),
-            _TITLE_ROOM,
+            _TITLE_SPACE,
             program.kind,
             program.name,
             *program.args,
@@ -111,71 +111,71 @@ class Starter:
     def start(self, env: Mapping[str, str], fds: tuple[int, ...], check: Callable[[], None]) -> int:
         """Start one rank and return its pid.
 
-        `env` has the variables that differ from rank to rank; `fds` are its stdin, stdout, stderr
-        and status channel, which the caller closes. `check` is called while the server does not
-        answer, and may raise. Raises LaunchError where the system refuses, and ServerEnded.
+        `env` has the rank's own variables; `fds` are its stdin, stdout, stderr and status channel,
+        which the caller closes. `check` is called while waiting for the server, and may raise.
+        Raises LaunchError if the system refuses to start a process, and ServerExited.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | LaunchError | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self.is_quiet):
-                pid = self._next_start(check)
+                pid = self._next_reply(check)
         if isinstance(pid, LaunchError):
             raise pid
         if pid is None:
-            self._reader.join()  # which sets `server_code`
-            raise ServerEnded
+            self._reader.join()  # sets `server_exit_code`
+            raise ServerExited
         return pid
 
-    def _next_start(self, check: Callable[[], None]) -> int | LaunchError | None:
-        while not self._answers:
-            if not self._has_answered.wait(_CHECK_EVERY_S):
+    def _next_reply(self, check: Callable[[], None]) -> int | LaunchError | None:
+        while not self._replies:
+            if not self._reply_event.wait(_POLL_S):
                 check()
-        return self._answers.popleft()
+        return self._replies.popleft()
 
     def restart_server(self) -> None:
-        """Start another server if the last one has ended on its own."""
-        if self.server_code is not None:
+        """Start a new server if the last one exited by itself."""
+        if self.server_exit_code is not None:
             self.close()
-            self.server_code = None
+            self.server_exit_code = None
             self._start_server()
 
     def leftovers(self) -> list[Process]:
-        """Return what ranks have started and left running; empty while a rank runs."""
+        """Return processes that exited ranks left running; empty while a rank runs."""
         if not self._left_processes:
             return []
         import psutil
 
         try:
             below = psutil.Process(self._server_pid).children(recursive=True)
-        except (psutil.Error, OSError):  # it has ended, or /proc cannot be read
-            return []  # its guardian or itself ends what is left
+        except (psutil.Error, OSError):  # it has exited, or /proc is unreadable
+            return []  # the guardian or the server terminates them
         return [process for process in below if is_running(process)]
 
-    def end_leftovers(self) -> None:
+    def terminate_leftovers(self) -> None:
         if self._left_processes:
-            end_processes(lambda: self.leftovers() or None, 0)
+            terminate(lambda: self.leftovers() or None, 0)
 
     def resume_guardian(self) -> None:
-        """Resume a suspended guardian, which must kill what a killed server leaves running."""
+        """Resume a suspended guardian, so that it can kill the processes of a killed server."""
         self._guardian.send_signal(signal.SIGCONT)
 
     def resume_server(self) -> None:
-        """Resume a suspended server; it could neither report nor end anything."""
+        """Resume a suspended server, so that it can report and terminate processes."""
         self.resume_guardian()
         if self._server is not None:
             self._server.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Have the server end the remaining processes of the ranks; wait for it."""
+        """Make the server terminate the ranks' remaining processes, and wait for it to exit."""
         self._is_closing = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         self.resume_server()
-        self._guardian.terminate()  # ends one that has started no server yet
+        self._guardian.terminate()  # if it has not started a server yet
         if self._guardian.wait() != 0:
-            end_descendants(0)  # which this process has adopted
+            terminate_descendants(0)  # adopted by this process
         self._reader.join()
         self._socket.close()
         if self._server is not None:
@@ -192,33 +192,33 @@ class Starter:
                 elif isinstance(record, ProcessStart):
                     alive.add(record.pid)
                     self._left_processes = False
-                    self.ends.pop(record.pid, None)  # the system reuses process ids
-                    self._answer(record.pid)
+                    self.exits.pop(record.pid, None)  # the system reuses process ids
+                    self._add_reply(record.pid)
                 elif isinstance(record, StartFailed):
                     error = OSError(record.errno, os.strerror(record.errno))
-                    self._answer(cannot_start(error))
+                    self._add_reply(cannot_start(error))
                 elif isinstance(record, ProcessExit):
                     alive.discard(record.pid)
                     self._left_processes = record.leftovers
-                    self._note(record)
+                    self._add_exit(record)
         if not self._is_closing:
             code = self._guardian.wait()
-            self.server_code = code if code <= 128 else 128 - code  # as a shell gives it
-        self._answer(None)
+            self.server_exit_code = code if code <= 128 else 128 - code  # 128 + signal
+        self._add_reply(None)
         for pid in alive:  # the server died, and all ranks with it
-            self._note(ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False))
+            self._add_exit(ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False))
 
-    def _answer(self, answer: int | LaunchError | None) -> None:
-        self._answers.append(answer)
-        self._has_answered.ring()
+    def _add_reply(self, answer: int | LaunchError | None) -> None:
+        self._replies.append(answer)
+        self._reply_event.set()
 
-    def _note(self, end: ProcessExit) -> None:
-        self.ends[end.pid] = end
-        self.bell.ring()
+    def _add_exit(self, end: ProcessExit) -> None:
+        self.exits[end.pid] = end
+        self.exit_event.set()
 
 
 def wait_for_leftovers(starter: Starter, grace_s: float) -> None:
-    """Return once they have all ended, or after `grace_s` seconds; print once which they are."""
+    """Wait up to `grace_s` seconds for processes that ranks left running; log their names once."""
     began = time.monotonic()
     notice = ""
     while left := starter.leftovers():
@@ -226,21 +226,21 @@ def wait_for_leftovers(starter: Starter, grace_s: float) -> None:
 
         waited_s = time.monotonic() - began
         if waited_s >= grace_s:
-            log(f"{grace_s:.0f} s are over: ending {_names(left)}")
+            log(f"terminating after {grace_s:.0f} s: {_describe(left)}")
             return
-        if waited_s >= _SAY_AFTER_S and not notice:
-            notice = f"waiting up to {grace_s:.0f} s for what the ranks left: {_names(left)}"
+        if waited_s >= _NOTICE_AFTER_S and not notice:
+            notice = f"waiting up to {grace_s:.0f} s for remaining processes: {_describe(left)}"
             log(notice)
-        next_s = grace_s if notice else min(_SAY_AFTER_S, grace_s)
+        next_s = grace_s if notice else min(_NOTICE_AFTER_S, grace_s)
         psutil.wait_procs(left, timeout=next_s - waited_s)
 
 
-def _names(left: Sequence[Process]) -> str:
+def _describe(left: Sequence[Process]) -> str:
     import psutil
 
     names = []
     for process in left[:_MAX_NAMES]:
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # it has exited
             names.append(f"{process.name()} (pid {process.pid})")
     return ", ".join(names) + ", ..." * (len(left) > _MAX_NAMES)
 

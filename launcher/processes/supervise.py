@@ -1,4 +1,4 @@
-"""Supervises the ranks of one machine: signals to the launcher, how the run ends, the exit code."""
+"""Supervises the ranks of one machine: signals, the report and the exit code."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, Output
 from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan, counted
-from headway.launcher.processes.agent import Agent, place_of
-from headway.launcher.processes.ending import Ending, RunOutcome, ending_of
+from headway.launcher.processes.agent import Agent, failure_location
 from headway.launcher.processes.log_folder import create_log_folder
-from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_leftovers
+from headway.launcher.processes.run_exit import RunExit, RunOutcome, run_exit_of
+from headway.launcher.processes.starter import ServerExited, Starter, wait_for_leftovers
 from headway.launcher.rank.debugging import borrowed_terminal
 from headway.settings.table import OFF, RAW
 
 if TYPE_CHECKING:
     from headway.history.record import Recorder
 
-# the last for the rank that has the terminal
+# SIGWINCH is for the rank that has the terminal
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 
 
@@ -51,8 +51,8 @@ def supervise(
 ) -> int:
     """Run all ranks of this machine and return the launcher's exit code.
 
-    `environ` is what the launcher has inherited. Raises WorkerFailed with a rank's own exit code,
-    and LaunchError where the ranks could not be started or another machine failed.
+    `environ` is the launcher's environment. Raises WorkerFailed with the failed rank's exit code,
+    and LaunchError if the ranks cannot be started or another machine failed.
     """
     settings = plan.settings
     folder = create_log_folder(settings)
@@ -106,7 +106,7 @@ def supervise(
                 wait_for_leftovers(starter, settings.grace_period_s)
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-    except (ServerEnded, RunEnded):
+    except (ServerExited, RunEnded):
         pass
     except HeadwayError as error:
         handler.give_up(error)
@@ -127,26 +127,26 @@ def supervise(
     agent.attempts.end(agent.watch.step(), time.time())
     outcome = outcome._replace(
         failure=failure,
-        elsewhere=handler.ended_by,
+        remote_failure=handler.ended_by,
         repeats=agent.repeats(failure, is_stopped=stopped_by is not None),
         restarts=f"{agent.attempts.rows[-1].num_restarts} of {settings.max_restarts} restarts used",
         lost_during_stop=agent.failure_during_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
-        due=agent.due,
+        pending_restart=agent.pending_restart,
         is_cut_short=agent.is_cut_short,
         is_reported_by_machine_0=agent.is_reported_by_machine_0,
     )
-    ending = ending_of(outcome)
+    run_exit = run_exit_of(outcome)
     if recorder is not None:
-        recorder.report = ending.line  # if no error has more details
-    _report(agent, ending, folder)
-    if ending.code == 0 and stopped_by is None:
+        recorder.report = run_exit.line  # if no error has more details
+    _report(agent, run_exit, folder)
+    if run_exit.code == 0 and stopped_by is None:
         for note in unused(settings, [end.feature_use for end in agent.exits]):
             log(f"note: {note}")
     if output.lost_logs:
         log(output.lost_logs)
-    return ending.code or int(output.is_incomplete)
+    return run_exit.code or int(output.is_incomplete)
 
 
 def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezvous:
@@ -162,22 +162,22 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Handle the launcher's signals.
 
-    The first stop signal raises torch's SignalException, whether it comes here or is forwarded by
-    another machine. A second one that comes here ends the grace period on all machines if it is
-    Ctrl-C; a repeated SIGTERM does not, since SLURM sends each one twice. SIGQUIT (Ctrl-\)
-    prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
+    The first stop signal raises torch's SignalException, even if another machine forwarded it. A
+    second Ctrl-C on this machine ends the grace period on all machines; a repeated SIGTERM does
+    not, because SLURM sends each one twice. SIGQUIT (Ctrl-\) prints stacks; other signals are
+    forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
     """
-    received: list[int] = []  # here, not forwarded by another machine
+    received: list[int] = []  # on this machine, not forwarded
     is_stopped = False
 
     def stop(number: int, _: FrameType | None) -> None:
         nonlocal is_stopped
         agent.signals_received.add(number)
-        if number == signal.SIGINT and not is_stopped and agent.forwards_interrupt():
+        if number == signal.SIGINT and not is_stopped and agent.forward_interrupt():
             return
         if not agent.handler.forwards_stop:
             received.append(number)
-        is_repeated = is_stopped and agent.is_stopping  # else other code swallowed the first
+        is_repeated = is_stopped and agent.is_stopping  # otherwise, other code swallowed the first
         is_stopped = True
         ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
         agent.handler.report_stop(number, ends_grace=ends_grace)
@@ -185,7 +185,7 @@ def _signals(agent: Agent) -> Iterator[None]:
             agent.end_grace_period()
         elif not is_repeated:
             stopped = SignalException(f"stopped by signal {number}", signal.Signals(number))
-            if not agent.defers(stopped):
+            if not agent.defer_stop(stopped):
                 raise stopped
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -195,7 +195,7 @@ def _signals(agent: Agent) -> Iterator[None]:
     def show_stacks(*_: object) -> None:
         agent.watch.ask()
 
-    before = signals.trap(show_stacks, signal.SIGQUIT)  # ignored where a shell began with `&`
+    before = signals.trap(show_stacks, signal.SIGQUIT)  # ignored if a shell used `&`
     for handler, numbers in ((stop, STOP_SIGNALS), (forward, _FORWARDED)):
         for number in numbers:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -206,23 +206,23 @@ def _signals(agent: Agent) -> Iterator[None]:
         signals.restore_handlers(dict.fromkeys(before, signal.SIG_IGN) if is_stopped else before)
 
 
-def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
-    """Print how the run ended; raises WorkerFailed to report a failure."""
-    failure, elsewhere = ending.failure, ending.elsewhere
-    anyway = "; --restart-anyway restarts it nonetheless" if ending.repeats else ""
-    if ending.line:
-        log(ending.line)
+def _report(agent: Agent, run_exit: RunExit, folder: str | None) -> None:
+    """Log the run's report; raises WorkerFailed to report a failure."""
+    failure, remote_failure = run_exit.failure, run_exit.remote_failure
+    anyway = "; --restart-anyway restarts it regardless" if run_exit.repeats else ""
+    if run_exit.line:
+        log(run_exit.line)
         return
     if failure is not None:
-        where, aftermath = place_of(failure, folder), failure.aftermath
-    elif elsewhere is not None:
-        where = f"{elsewhere.where} (machine {elsewhere.machine})"
+        where, aftermath = failure_location(failure, folder), failure.aftermath
+    elif remote_failure is not None:
+        where = f"{remote_failure.where} (machine {remote_failure.machine})"
         aftermath = describe_killed(agent.exits)
-    if (failed := failure or elsewhere) is not None:
+    if (failed := failure or remote_failure) is not None:
         raise WorkerFailed(
-            failed.cause + aftermath + ending.repeats,
+            failed.cause + aftermath + run_exit.repeats,
             where=where,
             fix=failed.fix + anyway,
-            details=failed.details,  # of another machine's ranks machine 0 alone knows them
-            exit_code=ending.code,
+            details=failed.details,  # only machine 0 has those of other machines
+            exit_code=run_exit.code,
         )

@@ -1,4 +1,4 @@
 """Runs in a rank's process, around the script.
 
-Never decides for other ranks, and imports torch only after the script did.
+Makes no decisions for other ranks, and imports torch only after the script.
 """

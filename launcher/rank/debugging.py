@@ -1,4 +1,4 @@
-"""For `--debug-rank` and breakpoint(): the terminal, and process groups without timeouts.
+"""Supports `--debug-rank` and breakpoint(): shares the terminal, and disables timeouts.
 
 The rank reads and writes the launcher's terminal directly. It has its own session, so that
 Ctrl-C reaches only the launcher, which forwards it.
@@ -15,26 +15,26 @@ from datetime import timedelta
 from headway.ipc import signals
 
 DOUBLE_PRESS_S = 1.0
-"""Two Ctrl-C within so long end the run; a debugger needs single ones, to interrupt the script."""
+"""Two Ctrl-C within this time stop the run; a single one interrupts the debugged script."""
 
-_NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits of poll(2)
+_NO_TIMEOUT = timedelta(weeks=3)  # fits into the 32-bit milliseconds of poll(2)
 
 
 def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
-    """Return what disables breakpoint() in all ranks but the debugged one; see `skip_prompts`."""
+    """Return the variable that disables breakpoint() in all ranks except the debugged one."""
     return {} if debug_rank in (None, rank) else {"PYTHONBREAKPOINT": "0"}
 
 
 @contextmanager
 def borrowed_terminal() -> Iterator[None]:
-    """Lend a rank the terminal, restore its modes, ignore Ctrl-Z, which would stop the launcher."""
+    """Give a rank the terminal, ignore Ctrl-Z in the launcher, and restore the terminal's modes."""
     if not os.isatty(0):
         yield
         return
     import termios
 
     modes = termios.tcgetattr(0)
-    # without SIGTTOU, a launcher in the background would be stopped when it sets the modes
+    # SIGTTOU would suspend a launcher in the background that sets the modes
     before = signals.ignore(signal.SIGTSTP, signal.SIGTTOU)
     try:
         yield
@@ -52,10 +52,10 @@ def skip_prompts() -> None:
 
 
 def suspend_timeouts() -> None:
-    """Give this rank's process groups no timeout, so that they wait for a rank at a prompt.
+    """Disable the default timeouts of process groups, so that they wait for a rank at a prompt.
 
-    Timeouts that the script passes to init_process_group and new_group itself stay in force.
-    Relies on two private names of torch, which hold the timeouts that it uses by default.
+    Timeouts that the script passes to init_process_group and new_group still apply.
+    Relies on two private names of torch for its default timeouts.
     """
     from torch.distributed import distributed_c10d
 

@@ -1,8 +1,8 @@
-"""What happens when the script imports torch or a training library; nothing before.
+"""Import hooks for torch and training libraries.
 
-The torch that the fork server imported is provided when the script imports it: until then no module
-of torch is in `sys.modules`. torch and OpenMP have already read their environment variables: if the
-script changes one before its own `import torch`, which works under plain python, a note is printed.
+torch modules that the fork server imported are hidden from `sys.modules` until the script imports
+torch. By then, torch and OpenMP have read their environment variables: if the script changes one
+before its own `import torch`, which has an effect in plain Python, a note is logged.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ READ_AT_IMPORT = (
 def hide_torch() -> None:
     """Remove torch from `sys.modules` until the script imports it."""
     if "torch" in sys.modules:
-        sys.meta_path.insert(0, _Preloaded())
+        sys.meta_path.insert(0, _PreloadedTorch())
 
 
-class _Preloaded:
-    """Import hook that finds and loads torch from the modules that the fork server imported."""
+class _PreloadedTorch:
+    """Import hook that loads torch from the modules that the fork server imported."""
 
     def __init__(self) -> None:
         names = [name for name in sys.modules if f"{name}.".startswith("torch.")]
@@ -69,13 +69,13 @@ class _Preloaded:
 
 
 def _warn_of_changes(variables: Mapping[str, str]) -> None:
-    """Print which variables that torch has read have changed since they were `variables`."""
+    """Log which of the variables that torch has read were changed by the script."""
     now = _read_at_import(os.environ)
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":
         log(
             f"note: the script sets {', '.join(changed)}, which torch read before the "
-            "script began; set it with `env:` in the profile or --env NAME=VALUE, or pass "
+            "script started; set it with `env:` in the profile or --env NAME=VALUE, or pass "
             "--set start_method=exec"
         )
 
@@ -85,33 +85,33 @@ def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hook_libraries() -> None:
-    """Join the training libraries of `HOOKS`, once the script imports them."""
+    """Hook into the training libraries of `HOOKS` when the script imports them."""
     for hook in HOOKS:
-        _join_after_import(hook.module, hook.joins, "it does not save when the job is stopped")
+        _hook_after_import(hook.module, hook.installer, "it does not save when the job is stopped")
 
 
 def watch_steps() -> None:
-    """Observe the steps of a script that trains by torch alone, after its import."""
-    _join_after_import("torch", "headway.strategies.plain_steps", "its steps are not seen")
+    """Count the steps of a script that trains with plain torch."""
+    _hook_after_import("torch", "headway.strategies.plain_steps", "its steps are not counted")
 
 
-def _join_after_import(module: str, joins: str, otherwise: str) -> None:
-    join = partial(_join, joins, otherwise)
-    if (there := sys.modules.get(module)) is not None:
-        join(there)
+def _hook_after_import(module: str, installer: str, otherwise: str) -> None:
+    install = partial(_install_hook, installer, otherwise)
+    if (loaded := sys.modules.get(module)) is not None:
+        install(loaded)
     else:
-        sys.meta_path.insert(0, AfterImport(module, join))
+        sys.meta_path.insert(0, AfterImport(module, install))
 
 
-def _join(joins: str, otherwise: str, library: ModuleType) -> None:
+def _install_hook(installer: str, otherwise: str, library: ModuleType) -> None:
     try:
-        importlib.import_module(joins).join(library)
-    except Exception as error:  # noqa: BLE001  another version of the library, which works alone
-        log(f"note: {library.__name__} is not joined: {type(error).__name__}: {error}; {otherwise}")
+        importlib.import_module(installer).install(library)
+    except Exception as error:  # noqa: BLE001  an unsupported version, which works alone
+        log(f"note: {library.__name__} is not hooked: {type(error).__name__}: {error}; {otherwise}")
 
 
 class AfterImport:
-    """Import hook that calls a function with one module after its import, and removes itself."""
+    """Import hook that calls a function with a module after its import, then removes itself."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name

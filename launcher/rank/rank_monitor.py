@@ -1,7 +1,7 @@
-"""Runs in a rank and answers the launcher's questions, by a thread that disturbs nothing.
+"""A thread in each rank that answers the launcher's status requests and does not affect the script.
 
-The thread reads the stacks of all threads and torch's flight recorder, which has the collectives
-that this rank has entered. It needs Python's global lock, which C code may hold. Imports no torch.
+It reads the stacks of all threads and torch's flight recorder, which lists the collectives that
+this rank has entered. It needs the GIL, which C code may hold. Does not import torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from headway.ipc.run_contract import port_of_store
 from headway.launcher.rank.import_hooks import AfterImport
 
 _C10D = "torch.distributed.distributed_c10d"
-_MAX_FRAMES = 200  # of each thread, in an answer
+_MAX_FRAMES = 200  # per thread, in a reply
 _NUM_RESERVED_FDS = 8  # at the upper end of the allowed range
-_PAUSED_WITHIN_S = 0.5  # a fork waits so long at most for the thread to end
+_PAUSED_WITHIN_S = 0.5  # limit of a fork's wait for the thread to exit
 
 _MAIN_THREAD = threading.main_thread().ident or 0
 _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
@@ -45,9 +45,9 @@ def start(channel: int) -> None:
     progress.connect(Channel(channel))
     if not faulthandler.is_enabled():
         faulthandler.enable(2, all_threads=False)
-    helper = _Helper(channel, progress)
-    helper.start()
-    os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
+    monitor = _MonitorThread(channel, progress)
+    monitor.start()
+    os.register_at_fork(before=monitor.pause, after_in_parent=monitor.resume)
     progress.send(RankReady())
     keep_apart = partial(prefix_group_stores, port=port_of_store())
     if _C10D in sys.modules:
@@ -67,12 +67,12 @@ def _move_to_high_number(fd: int) -> int:
     return moved
 
 
-class _Helper:
-    """The thread that answers.
+class _MonitorThread:
+    """The thread that answers status requests.
 
-    It receives no signals, which would not interrupt the main thread's calls then. It is not there
-    while this process forks: Python warns of forks with several threads, and a child would get
-    copies of the locks that the thread holds.
+    It blocks all signals, so that they interrupt the main thread's calls. It is stopped while this
+    process forks: Python warns about forks with several threads, and a child would get copies of
+    the locks that the thread holds.
     """
 
     def __init__(self, channel: int, progress: Progress) -> None:
@@ -80,26 +80,26 @@ class _Helper:
         self._wake_read, self._wake_write = map(_move_to_high_number, os.pipe())
         os.set_blocking(self._wake_read, False)
         self._wake_identity = identity(self._wake_write)
-        self._generation = 0  # of the thread; an older one ends
-        self._ended = _thread.allocate_lock()  # is free when the thread has ended
-        self._thread_id = 0  # as the kernel knows it
-        self._num_forks = 0  # in progress, by several threads
+        self._generation = 0  # of the thread; older threads exit
+        self._ended = _thread.allocate_lock()  # released when the thread has exited
+        self._thread_id = 0  # the kernel's id
+        self._num_forks = 0  # forks in progress, in any thread
         self._forking = _thread.RLock()  # not a Lock: a signal handler may fork while this is held
 
     def start(self) -> None:
-        """Start the thread; it ends with the launcher, or with this process."""
+        """Start the thread, which exits with the launcher or this process."""
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             _thread.start_new_thread(self._serve, (self._generation, self._ended))
-        except RuntimeError:  # the limit of processes is reached, or Python is ending
+        except RuntimeError:  # the process limit is reached, or Python is exiting
             self._ended.release()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def pause(self) -> None:
-        """End the thread before a fork; one that does not answer in time is left alone."""
+        """Stop the thread before a fork; continue if it does not exit before the deadline."""
         if not self._is_intact():
             return
         with self._forking:
@@ -112,11 +112,11 @@ class _Helper:
             if self._ended.acquire(timeout=_PAUSED_WITHIN_S):
                 task = f"/proc/self/task/{self._thread_id}"
                 while os.path.exists(task) and _monotonic() < deadline:
-                    _sleep(0.0001)  # it has released the lock, and is about to end
+                    _sleep(0.0001)  # it has released the lock, and is about to exit
 
     def resume(self) -> None:
         """Start the thread again after a fork, in the parent."""
-        if not self._is_intact():  # such as in a child that forks itself
+        if not self._is_intact():  # such as in a child that itself forks
             return
         with self._forking:
             if self._num_forks:
@@ -126,7 +126,7 @@ class _Helper:
 
     def _serve(self, generation: int, ended: Any) -> None:
         self._thread_id = _thread.get_native_id()
-        with suppress(Exception):  # what goes wrong here is not the script's problem
+        with suppress(Exception):  # errors here must not affect the script
             poll = select.poll()
             poll.register(self._channel, select.POLLIN)
             poll.register(self._wake_read, select.POLLIN)
@@ -136,20 +136,20 @@ class _Helper:
                     break
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
-                elif not os.read(self._channel, 4096):  # the launcher has ended
+                elif not os.read(self._channel, 4096):  # the launcher has exited
                     break
                 else:
                     _answer(self._progress)
         ended.release()
 
     def _is_intact(self) -> bool:
-        """Return whether the script, or a fork, has closed none of the descriptors."""
+        """Return whether this process still has the channel and the pipe."""
         return self._progress.is_connected and identity(self._wake_write) == self._wake_identity
 
 
 def _answer(progress: Progress) -> None:
     groups: tuple[Group, ...] = ()
-    with suppress(Exception):  # torch's private names have changed; the stacks are still known
+    with suppress(Exception):  # torch's private names may have changed
         groups = read_groups()
     progress.send(
         StatusReply(
@@ -163,7 +163,7 @@ def _answer(progress: Progress) -> None:
 
 
 def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
-    """Return the calls of all threads but this one, the main thread's first."""
+    """Return the stacks of the script's threads, the main thread's first."""
     frames = sys._current_frames()
     for own in (_thread.get_ident(), *own_threads):
         frames.pop(own, None)
@@ -171,7 +171,7 @@ def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
 
 
 def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
-    """Return the calls that lead to `frame`, the most recent one last."""
+    """Return the calls that lead to `frame`, the most recent call last."""
     calls: list[Frame] = []
     while frame is not None and len(calls) < _MAX_FRAMES:
         code = frame.f_code
@@ -181,7 +181,7 @@ def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
 
 
 def read_groups() -> tuple[Group, ...]:
-    """Return this rank's process groups, and the runtime's calls that wait for all ranks as one."""
+    """Return this rank's process groups, plus one with the runtime's own collective calls."""
     return _calls_of_all_ranks() + process_groups.read_groups()
 
 

@@ -1,4 +1,4 @@
-"""Runs the user's script as `__main__` in a rank's process, and reports how it ended.
+"""Runs the user's script as `__main__` in a rank's process, and reports its exit.
 
 The script must not notice a difference from `python script.py`. The same code runs in a process
 forked from the fork server and in a fresh interpreter.
@@ -31,10 +31,10 @@ from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
+"""Blocked while a rank is started, so that none is lost or handled by the parent's handler."""
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""For the ranks; a cluster sends them to all processes of a job, at any time."""
+"""Forwarded to the ranks; a cluster may send them to all processes of a job at any time."""
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ from headway.launcher.{module} import {function}
 
 
 def bootstrap_code(module: str, function: str = "main") -> str:
-    """Return the code that `python -c` runs to call a function of a module of the launcher.
+    """Return code for `python -c` that calls a function of a launcher module.
 
     With -c, Python puts the working directory first on sys.path, where a user's file could shadow
     any module.
@@ -60,7 +60,7 @@ def bootstrap_code(module: str, function: str = "main") -> str:
 
 
 def main() -> None:
-    """Run the program in this fresh interpreter, given by the fork server's command line."""
+    """Run the program from the command line in this new interpreter."""
     channel, kind, name, *args = sys.argv[1:]
     os.set_inheritable(int(channel), False)
     atexit.register(finish_process)
@@ -76,7 +76,7 @@ def main_alone() -> None:
 
 
 def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
-    """Run the program in a process without a launcher, which itself records how it ends."""
+    """Run the program without a launcher, and record its exit."""
     try:
         run_program(kind, name, args)
     finally:
@@ -86,10 +86,10 @@ def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
 def _record_end() -> None:
     from headway.history import own
 
-    if isinstance(_last_word, Crash):
-        own.end(_last_word.code, _last_word.traceback, process_progress())
-    elif _last_word is not None:
-        own.end(_last_word.code, _last_word.message, process_progress())
+    if isinstance(_end_record, Crash):
+        own.end(_end_record.code, _end_record.traceback, process_progress())
+    elif _end_record is not None:
+        own.end(_end_record.code, _end_record.message, process_progress())
 
 
 def run_program(
@@ -97,8 +97,8 @@ def run_program(
 ) -> None:
     """Run the user's program as `__main__`; the interpreter then exits as usual.
 
-    The signals in `blocked` are unblocked just before it starts. Raises the script's own
-    SystemExit, or one with the exit code after an unhandled exception was shown.
+    The signals in `blocked` are unblocked just before it starts. Raises the script's
+    SystemExit, or one with the exit code of an unhandled exception, which is printed.
     """
     run = read_run()
     if run is not None and run.debug_rank is not None:
@@ -123,19 +123,19 @@ def run_program(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         if kind == "module":
             _run_as_main(name, None if is_path_safe() else os.getcwd(), alter_argv=True)
-        elif finder_in(file := os.path.join(os.getcwd(), name)) is not None:  # `__main__` in it
+        elif finder_in(file := os.path.join(os.getcwd(), name)) is not None:  # has `__main__`
             _run_as_main("__main__", file, alter_argv=False)
         else:
             _run_file(file, main)
     except SystemExit as stop:
         _report_end(stop)
         raise
-    except BaseException as error:  # noqa: BLE001  it is shown and reported, and ends the process
+    except BaseException as error:  # noqa: BLE001  printed and reported below
         crash = error, sys.exc_info()[2]  # error.__traceback__ may be the script's own property
     else:
         _report_end(None)
         return
-    _report_crash(*crash)  # out of the handler: an exception in sys.excepthook has no context
+    _report_crash(*crash)  # outside the handler: an exception in sys.excepthook has no context
 
 
 def _run_file(file: str, main: types.ModuleType) -> None:
@@ -156,9 +156,9 @@ def _run_file(file: str, main: types.ModuleType) -> None:
         main.__loader__ = loader
     except OSError as error:
         raise ConfigError(
-            f"script {file!r} cannot be read any more: {error.strerror}",
-            where="the start of this rank, after that of the launch",
-            fix="leave the script where it is until all ranks have started, and at each restart",
+            f"script {file!r} can no longer be read: {error.strerror}",
+            where="the start of this rank",
+            fix="keep the script in place until all ranks have started, and for restarts",
         ) from None
     exec(code, main.__dict__)  # noqa: S102  the user's script
 
@@ -181,14 +181,12 @@ def is_path_safe() -> bool:
 
 
 def _now(clock: Callable[[], float] = time.time) -> float:
-    """Return the seconds since the epoch; a default stays where tools replace `time.time`."""
+    """Return the seconds since the epoch, even if a tool has replaced `time.time`."""
     return clock()
 
 
 def _attempt(do: Callable[[], T], otherwise: T) -> T:
-    """Return what `do` returns, or `otherwise` if it raises: objects of the script may raise
-    anything at any access, and the script may have replaced functions of any module.
-    """
+    """Return `do()`, or `otherwise` if it raises, as any use of the script's objects may."""
     try:
         return do()
     except BaseException:  # noqa: BLE001  also a SystemExit from `__str__`, as in Python
@@ -196,7 +194,7 @@ def _attempt(do: Callable[[], T], otherwise: T) -> T:
 
 
 def _report_end(stop: SystemExit | None) -> None:
-    """Report that the program ended by itself; not reached after os._exit."""
+    """Report that the program exited by itself; not reached after os._exit."""
     readers = tuple(name for name in RUNTIMES if name in sys.modules)
     end = ScriptEnd(
         time=_now(),
@@ -209,18 +207,18 @@ def _report_end(stop: SystemExit | None) -> None:
     _send_end(end)
 
 
-def _send_end(last_word: ScriptEnd | Crash) -> None:
-    """Send how the program has ended, and keep it for a record of this process's own."""
-    global _last_word
-    _last_word = last_word
+def _send_end(record: ScriptEnd | Crash) -> None:
+    """Send the program's exit record, and store it for `run_alone`."""
+    global _end_record
+    _end_record = record
     progress = process_progress()
-    if progress.step:  # the record before may be a second old
+    if progress.step:  # the last heartbeat may be a second old
         _attempt(progress.finish, None)
         progress.send(Heartbeat(progress.snapshot()))
-    progress.send(last_word)
+    progress.send(record)
 
 
-_last_word: ScriptEnd | Crash | None = None
+_end_record: ScriptEnd | Crash | None = None
 
 
 def _with_exit(end: ScriptEnd, stop: SystemExit) -> ScriptEnd:
@@ -240,7 +238,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     """
     shown = _without_our_frames(trace)
     BaseException.with_traceback(error, shown)
-    kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may have its own
+    kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may override it
     message = _attempt(lambda: str(error)[:2000], "<exception str() failed>")  # as in Python
     ours = issubclass(type(error), HeadwayError)
     frames = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(shown))
@@ -250,7 +248,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     progress, use = process_progress(), process_progress().feature_use
-    is_of_training = use.accelerator or use.stopping  # else of this process
+    is_of_training = use.accelerator or use.stopping  # else the step counts only this process
     crash = Crash(
         time=_now(),
         kind=kind,
@@ -267,8 +265,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     _send_end(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
-        global _ends_by_sigint
-        _ends_by_sigint = True  # in `finish_process`, as Python does after KeyboardInterrupt
+        global _exits_by_sigint
+        _exits_by_sigint = True  # in `finish_process`, as Python does after KeyboardInterrupt
     elif ours:
         _write_error(text)
     elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
@@ -277,7 +275,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
 
 
 def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
-    """Return what Python prints: "Did you mean" is not in the module traceback before 3.12."""
+    """Return Python's own output: before 3.12, the traceback module omits "Did you mean"."""
     from contextlib import redirect_stderr
     from io import StringIO
 
@@ -287,7 +285,7 @@ def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
-    """Move the fix out of the traceback: the launcher prints it as that of the run's failure."""
+    """Move the fix from the traceback to a field, which the launcher prints."""
     problems = "\n".join(problem.without_fix for problem in error.problems)
     return crash._replace(
         traceback="".join(_format_briefly(error, problems))[-20000:],
@@ -296,13 +294,13 @@ def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception as Python does: by the script's hook, and if that raises, both."""
+    """Print an exception with sys.excepthook; if that raises, print both, as Python does."""
     try:
         sys.excepthook(type(error), error, trace)
         return
     except SystemExit:
         raise
-    except BaseException as raised:  # noqa: BLE001  it is shown
+    except BaseException as raised:  # noqa: BLE001  printed below
         own = _without_our_frames(sys.exc_info()[2])
         second = BaseException.with_traceback(raised, own)
     _write_error("Error in sys.excepthook:\n")
@@ -321,7 +319,7 @@ def _is_from_torch(trace: TracebackType | None) -> bool:
 
 
 def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
-    """Return whether Headway's own code failed; a script's syntax is found out by ours."""
+    """Return whether Headway's own code failed; a SyntaxError is the script's."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(trace)]
     is_on_purpose = isinstance(error, (HeadwayError, SyntaxError, KeyboardInterrupt))
     if is_on_purpose or not codes or codes[-1].co_name == "__getattr__":  # no such attribute
@@ -353,15 +351,15 @@ def _has_default_excepthook() -> bool:
 
 
 def _format_briefly(error: BaseException, text: str | None = None) -> list[str]:
-    """Return the script's frames, and the error's own lines or `text` instead of them."""
+    """Format the script's frames, followed by `text` or the error's message."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-    said = str(error) if text is None else text
-    return [*traceback.format_list(theirs), f"{type(error).__name__}: {said}\n"]
+    message = str(error) if text is None else text
+    return [*traceback.format_list(theirs), f"{type(error).__name__}: {message}\n"]
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Remove the launcher's calls: those before the script, and our wrappers of torch functions."""
+    """Remove Headway's frames: those before the script, and wrappers of torch functions."""
     ours = (_LAUNCHER, "<frozen runpy")
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
@@ -373,14 +371,14 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-_ends_by_sigint = False
+_exits_by_sigint = False
 
 
 def finish_process() -> None:
-    """Exit handler that runs last: it must be the first one that is registered with atexit."""
+    """Exit handler that runs last, because it is the first one registered with atexit."""
     if "torch.distributed" in sys.modules:
         time.sleep(0.02)  # gloo's threads release their last works; see headway.distributed.world
-    if _ends_by_sigint:
+    if _exits_by_sigint:
         sys.stdout.flush()
         sys.stderr.flush()
         signals.restore_handlers({signal.SIGINT: signal.SIG_DFL})

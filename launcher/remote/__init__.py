@@ -1,4 +1,4 @@
 """Launches on other machines: as a SLURM job, or on hosts over ssh.
 
-These machines run `headway launch`; nothing here manages ranks.
+The machines run `headway launch`, which manages their ranks.
 """

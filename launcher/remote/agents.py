@@ -1,4 +1,4 @@
-"""A connection over ssh to an agent on another host, which ends with this process."""
+"""An ssh connection to an agent on another host, which is closed when this process exits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TextIO
 from headway.errors import LaunchError, MachineError
 from headway.ipc.forking import die_with_parent
 from headway.ipc.typed import decode, kinds_of
-from headway.launcher.remote.orders import Found, LaunchEnd
+from headway.launcher.remote.protocol import HostReply, LaunchEnd
 
 _OPTIONS = {
     "BatchMode": "yes",  # no prompts: they would not name their host
@@ -27,8 +27,8 @@ _OPTIONS = {
 _READY_WITHIN_S = 120.0  # Python may start slowly from a network file system
 CLOSE_WITHIN_S = 5.0  # for ssh to exit after its agent
 _REAPED_WITHIN_S = 1.0  # after SIGKILL
-_MOST_HELD_BYTES = 1 << 16  # of an unfinished line
-_LONGEST_ANSWER_BYTES = 1 << 23  # an agent's LaunchEnd, with the report
+_MAX_LINE_BYTES = 1 << 16  # of an unfinished line
+_MAX_REPLY_BYTES = 1 << 23  # an agent's LaunchEnd, with the report
 
 
 def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
@@ -49,8 +49,8 @@ class AgentLink:
         assert process.stdout is not None
         assert process.stderr is not None
         self._readers = [
-            asyncio.create_task(self._read(process.stdout, self._take_output)),
-            asyncio.create_task(self._read(process.stderr, self._take_error)),
+            asyncio.create_task(self._read(process.stdout, self._handle_output)),
+            asyncio.create_task(self._read(process.stderr, self._handle_error)),
         ]
         self._exit = asyncio.create_task(process.wait())
 
@@ -64,7 +64,7 @@ class AgentLink:
         with suppress(OSError):
             self._process.stdin.write(line)
 
-    async def ask(self, line: bytes) -> Found:
+    async def ask(self, line: bytes) -> HostReply:
         """Send a line and return the agent's answer; raises LaunchError without an answer."""
         self.send(line)
         try:
@@ -73,15 +73,15 @@ class AgentLink:
             raise self._unreachable("no answer") from None
         if answer is None:
             self.close_input(CLOSE_WITHIN_S)
-            await self.ended()
+            await self.wait_closed()
             raise self._unreachable(self._end_reason())
         self._show_held_errors()
-        found: Found = decode(kinds_of(Found), answer)
+        found: HostReply = decode(kinds_of(HostReply), answer)
         return found
 
     def _end_reason(self) -> str:
         lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "the connection ended"
+        return lines[-1] if lines else "the connection was closed"
 
     def _unreachable(self, reason: str) -> LaunchError:
         return LaunchError(
@@ -92,16 +92,16 @@ class AgentLink:
         )
 
     async def end(self) -> LaunchEnd | None:
-        """Return how the launch ended, or None if the connection was lost before."""
+        """Wait for the launch's result; return None if the connection is lost first."""
         answer = await self._answers.get()
         if answer is not None:
             end: LaunchEnd = decode(kinds_of(LaunchEnd), answer)
             return end
         self.close_input(CLOSE_WITHIN_S)
-        await self.ended()
+        await self.wait_closed()
         return None
 
-    def lost(self) -> LaunchEnd:
+    def lost_end(self) -> LaunchEnd:
         error = LaunchError(
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
             + self._exit_description(),
@@ -140,49 +140,49 @@ class AgentLink:
         asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Stop waiting: a process that ssh started for later connections may hold its pipes."""
+        """Stop waiting: a process that ssh leaves for later connections may keep its pipes open."""
         for task in (*self._readers, self._exit):
             task.cancel()
 
-    async def ended(self) -> None:
-        """Wait until ssh has exited and all of its output is shown."""
+    async def wait_closed(self) -> None:
+        """Wait until ssh has exited and all of its output is printed."""
         await asyncio.wait([*self._readers, self._exit])
 
-    async def _read(self, stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
-        """Forward complete lines, so that hosts do not mix within a line, then the rest."""
+    async def _read(self, stream: asyncio.StreamReader, handle: Callable[[bytes], None]) -> None:
+        """Forward complete lines, so that lines of different hosts do not mix, then the rest."""
         rest = b""
         try:
-            while data := await stream.read(_MOST_HELD_BYTES):
+            while data := await stream.read(_MAX_LINE_BYTES):
                 if self._is_killed:
                     continue
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    take(line + b"\n")
-                held = _LONGEST_ANSWER_BYTES if self._mark in rest else _MOST_HELD_BYTES
+                    handle(line + b"\n")
+                held = _MAX_REPLY_BYTES if self._mark in rest else _MAX_LINE_BYTES
                 if len(rest) > held:
-                    take(rest)
+                    handle(rest)
                     rest = b""
             if rest:
-                take(rest)
+                handle(rest)
         finally:
-            if take == self._take_output:
+            if handle == self._handle_output:
                 self._answers.put_nowait(None)
 
-    def _take_output(self, line: bytes) -> None:
+    def _handle_output(self, line: bytes) -> None:
         shown, mark, answer = line.partition(self._mark)  # it may follow an unfinished line
         if shown:
             _write(sys.stdout, shown)
         if mark:
             self.has_answered = True
-        if answer.strip():  # an empty answer only shows that the agent runs
+        if answer.strip():  # an empty answer only shows that the agent is running
             self._answers.put_nowait(answer)
 
-    def _take_error(self, line: bytes) -> None:
+    def _handle_error(self, line: bytes) -> None:
         if self._held_errors is None:
             _write(sys.stderr, line)
         else:
             self._held_errors += line
-            del self._held_errors[:-_MOST_HELD_BYTES]
+            del self._held_errors[:-_MAX_LINE_BYTES]
 
     def _show_held_errors(self) -> None:
         if self._held_errors:
@@ -191,7 +191,7 @@ class AgentLink:
 
 
 async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
-    """Start ssh to a host, by its name in ssh's configuration, and the agent there.
+    """Start ssh and the agent on a host, which is named as in ssh's configuration.
 
     `mark` precedes each answer of the agent in the host's output. Raises MachineError if ssh is not
     installed here, and LaunchError if it cannot be started.

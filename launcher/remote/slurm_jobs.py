@@ -15,7 +15,7 @@ from typing import NamedTuple
 from headway._version import __version__
 from headway.errors import LaunchError, MachineError
 
-_LEAST_S, _MOST_S = 1.0, 15.0  # between queries of SLURM's controller, which all users share
+_MIN_POLL_S, _MAX_POLL_S = 1.0, 15.0  # between queries of SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
@@ -24,7 +24,7 @@ _ENDED = {  # squeue(1), "JOB STATE CODES"
 }
 _PENDING = "PENDING"
 _RUNNING = "RUNNING"
-_NOTICE_AT = 2  # polls without the log of a running job: a shared folder shows it later
+_NOTICE_AT = 2  # polls of a running job without its log, which shared folders show late
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 
 _BODY = """\
@@ -65,7 +65,7 @@ class JobState(NamedTuple):
     reason: str = ""  # why it is pending, or why it ended
     log: str = ""  # path of its output, if SLURM reports it
     code: int = 0  # the exit code of its script
-    signal: int = 0  # that killed its script; 0 for none
+    signal: int = 0  # the signal that killed its script; 0 for none
 
     @property
     def has_ended(self) -> bool:
@@ -166,11 +166,11 @@ def _value(pattern: str, text: str) -> str:
 def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], object]) -> JobState:
     """Copy the job's output until it ends, across requeues, and return its last state.
 
-    `write` takes the output, `log` a line about the job. Raises LaunchError if SLURM does not know
-    the job, or its output cannot be read.
+    `write` is called with output, `log` with a line about the job. Raises LaunchError if SLURM does
+    not know the job, or its output cannot be read.
     """
     state = state_of(job)
-    read_bytes, logged, pause_s = 0, "", _LEAST_S
+    read_bytes, logged, pause_s = 0, "", _MIN_POLL_S
     times_missed = 0
     ended_before = False
     while True:
@@ -178,8 +178,8 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
         waits_for = state.reason if state.name == _PENDING else ""
         if waits_for not in (logged, "None"):
             log(f"job {job} is pending: {waits_for}" if waits_for else f"job {job} has started")
-            logged, pause_s = waits_for, _LEAST_S
-        if state.has_ended and ended_before:  # twice: a requeued job also ends for a moment
+            logged, pause_s = waits_for, _MIN_POLL_S
+        if state.has_ended and ended_before:  # twice: a requeued job also ends briefly
             if not os.path.exists(state.log):
                 log(f"the output of job {job} was not found: {_missing(state.log)}")
             return state
@@ -189,10 +189,10 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
             times_missed += 1
         ended_before = state.has_ended
         asked_at = time.monotonic()
-        while time.monotonic() < asked_at + (_LEAST_S if ended_before else pause_s):
+        while time.monotonic() < asked_at + (_MIN_POLL_S if ended_before else pause_s):
             time.sleep(_READ_EVERY_S)
             read_bytes += copy_new(state.log, read_bytes, write)
-        pause_s = min(1.5 * pause_s, _MOST_S)
+        pause_s = min(1.5 * pause_s, _MAX_POLL_S)
         state = state_of(job)
 
 

@@ -1,4 +1,4 @@
-"""A launch on several hosts over ssh, with a connection to each and a single output and report.
+"""A launch on several hosts over ssh, with one connection per host and a single report.
 
 An agent at the other end of each connection runs `headway launch` on its host, and stops it when
 the connection is closed. So nothing keeps running there, whatever happens to this process.
@@ -21,16 +21,16 @@ from headway.ipc.typed import encode
 from headway.launcher.multinode.network import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import AgentLink, connect
-from headway.launcher.remote.orders import AgentSetup, Found, LaunchEnd, Signal, StartLaunch
+from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd, Signal, StartLaunch
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0
-_FAILURE_KNOWN_S = 10.0  # from the failure of a launch until the others are stopped
+_FAILURE_KNOWN_S = 10.0  # from a launch's failure until the others are stopped
 _STOPPED = 128 + signal.SIGTERM
 
 
 class RemoteLaunch(NamedTuple):
-    """A launch on hosts.
+    """A launch on several hosts.
 
     `words` returns the arguments of `headway launch`, given a machine rank and machine 0's address
     and port.
@@ -38,7 +38,7 @@ class RemoteLaunch(NamedTuple):
 
     hosts: Hosts  # in order of machine rank
     agent: Sequence[str]  # the command that runs the agent, the same on each host
-    order: AgentSetup  # the first message to each agent
+    setup: AgentSetup  # the first message to each agent
     words: Callable[[int, str, int], Sequence[str]]
     main_address: str | None  # of machine 0, if the user set it
     main_port: int | None
@@ -71,19 +71,19 @@ class _Run:
                 loop.add_signal_handler(number, self._stop, number, task)
         try:
             for host in self.launch.hosts:
-                made = await connect(host.name, self.launch.agent, self.launch.order.mark)
-                self.machines.append(made)
-            found = await self._found()
+                link = await connect(host.name, self.launch.agent, self.launch.setup.mark)
+                self.machines.append(link)
+            found = await self._ask_hosts()
             await self._start(found)
             return await self._end()
-        except asyncio.CancelledError:  # a signal came before the start
+        except asyncio.CancelledError:  # a signal arrived before the start
             log(f"stopped by {signal.Signals(self.stopped_by).name} before the launch had started")
             return 128 + self.stopped_by
         finally:
             await self._close()
 
     def _stop(self, number: int, task: asyncio.Task[int]) -> None:
-        """Stop the launches, or this command before there are any; kill ssh if it is stopping."""
+        """Stop the launches, or this command if none has started; kill ssh if it is exiting."""
         is_ending = self.is_closing or (self.stopped_by and not self.has_started)
         self.stopped_by = self.stopped_by or number
         if is_ending:
@@ -108,11 +108,11 @@ class _Run:
             machine.close_input(within_s)
         text = f"to close the connection, at most {within_s:.0f} s; Ctrl-C closes it now"
         async with self._waiting_notice(lambda machine: machine.is_open, text):
-            await asyncio.gather(*(machine.ended() for machine in self.machines))
+            await asyncio.gather(*(machine.wait_closed() for machine in self.machines))
 
-    async def _found(self) -> list[Found]:
+    async def _ask_hosts(self) -> list[HostReply]:
         """Return the agents' answers; raises a single LaunchError with the reasons of all hosts."""
-        asked = [machine.ask(encode(self.launch.order)) for machine in self.machines]
+        asked = [machine.ask(encode(self.launch.setup)) for machine in self.machines]
         async with self._waiting_notice(lambda machine: not machine.has_answered):
             answers = await asyncio.gather(*asked, return_exceptions=True)
         problems: list[Problem] = []
@@ -121,13 +121,13 @@ class _Run:
                 problems += answer.problems
             elif isinstance(answer, BaseException):
                 raise answer
-            elif answer.fault:
-                what = f"cannot launch on {machine.name}: {answer.fault}"
+            elif answer.problem:
+                what = f"cannot launch on {machine.name}: {answer.problem}"
                 fix = "make the same folder and files available there, at the same paths"
                 problems.append(Problem(what, f"host {machine.name}", fix))
         if problems:
             raise LaunchError.of(problems)
-        return [answer for answer in answers if isinstance(answer, Found)]
+        return [answer for answer in answers if isinstance(answer, HostReply)]
 
     @asynccontextmanager
     async def _waiting_notice(
@@ -143,7 +143,7 @@ class _Run:
         finally:
             timer.cancel()
 
-    async def _start(self, found: Sequence[Found]) -> None:
+    async def _start(self, found: Sequence[HostReply]) -> None:
         address = self.launch.main_address or main_address_of(found)
         port = self.launch.main_port or found[0].port
         key = secrets.token_hex(32)
@@ -156,7 +156,7 @@ class _Run:
         """Wait for all launches, print the report of the root cause and return its exit code.
 
         After a failure, the other launches have some seconds to notice it. Then, or once a
-        connection is lost, this command stops them and ignores how they end.
+        connection is lost, this command stops them and ignores their results.
         """
         ends: dict[int, LaunchEnd] = {}  # by machine rank, in order of arrival
         lost: list[LaunchEnd] = []
@@ -173,21 +173,21 @@ class _Run:
             if not are_stopped or self.stopped_by:
                 for machine, end in ended.items():
                     if end is None:
-                        lost.append(machine.lost())
+                        lost.append(machine.lost_end())
                     else:
                         ends[self.machines.index(machine)] = end
             if waiting and not are_stopped and (lost or not done):
                 are_stopped = True
                 self._stop_the_rest(waiting.values(), ended)
-        blamed = _to_blame(ends, lost, is_stopped=bool(self.stopped_by))
-        if blamed.report:
-            print(blamed.report, file=sys.stderr, flush=True)
-        return blamed.exit_code
+        cause = _root_cause(ends, lost, is_stopped=bool(self.stopped_by))
+        if cause.report:
+            print(cause.report, file=sys.stderr, flush=True)
+        return cause.exit_code
 
     def _stop_the_rest(
         self, others: Collection[AgentLink], ended: Mapping[AgentLink, LaunchEnd | None]
     ) -> None:
-        """Stop the launches that still run after a failure; they will report SIGTERM."""
+        """Stop the launches that still run after a failure; they report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
         why = f"the connection to {', '.join(gone)} was lost" if gone else "the run failed"
         log(f"{why}; stopping {', '.join(machine.name for machine in others)}")
@@ -195,25 +195,25 @@ class _Run:
             machine.close_input(self._stops_within_s())
 
 
-def main_address_of(found: Sequence[Found]) -> str:
+def main_address_of(found: Sequence[HostReply]) -> str:
     """Return the address of machine 0 at which the other machines can reach it.
 
-    If this process is on machine 0, ssh may have used the loopback interface. Then it is the
-    address from which ssh's client reached the other hosts.
+    If this process is on machine 0, ssh may have used the loopback interface. In that case, return
+    the address from which ssh's client reached the other hosts.
     """
     own = found[0].address
-    seen = [host.caller for host in found[1:] if host.caller and not is_loopback(host.caller)]
+    seen = [ip for host in found[1:] if (ip := host.client_address) and not is_loopback(ip)]
     return seen[0] if seen and is_loopback(own) else own
 
 
-def _to_blame(
+def _root_cause(
     ends: Mapping[int, LaunchEnd], lost: Sequence[LaunchEnd], *, is_stopped: bool
 ) -> LaunchEnd:
-    """Return the end to report: machine 0's, which knows the failures of all machines.
+    """Return the result to report: machine 0's, which includes the failures of all machines.
 
-    If machine 0 did not fail, it is the first lost connection, else the first failure. `ends` are
-    by machine rank, before this command stopped the others. If this command got no stop signal,
-    SIGTERM in a launch came from the agent of a lost connection and is not the cause.
+    If machine 0 did not fail, return the first lost connection or the first failure. `ends` has the
+    results by machine rank until this command stopped the others. If this command received no stop
+    signal, SIGTERM in a launch came from the agent of a lost connection and is not the cause.
     """
     main = [ends[0]] if 0 in ends else []
     for end in (*main, *lost, *ends.values()):

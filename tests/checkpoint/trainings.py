@@ -51,7 +51,7 @@ from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
 from headway.distributed.rng import generator_states
 from headway.ipc.forking import adopt_orphans
-from headway.launcher.processes.shutdown import end_descendants
+from headway.launcher.processes.shutdown import terminate_descendants
 from headway.precision.precision import Fp16, PrecisionSettings
 from headway.utils import DataLoaderConfiguration, GradScalerKwargs, ProjectConfiguration, set_seed
 
@@ -483,7 +483,7 @@ def attempt(spec: Spec, folder: Path, doom: Spec | None) -> None:
             if codes[-1] == -signal.SIGKILL or (codes[-1] and doom is None):
                 for other in pids:
                     os.kill(other, signal.SIGKILL)
-    end_descendants(0)
+    terminate_descendants(0)
     if (-signal.SIGKILL not in codes) if doom else any(codes):
         raise RuntimeError(f"exit codes {codes}\n{(folder / 'output').read_text()[-4000:]}")
 

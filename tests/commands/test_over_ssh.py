@@ -12,7 +12,7 @@ import pytest
 
 from headway.commands.on_host import probe_host
 from headway.ipc.typed import decode, encode, kinds_of
-from headway.launcher.remote.orders import (
+from headway.launcher.remote.protocol import (
     AgentSetup,
     LaunchEnd,
     StartLaunch,
@@ -82,10 +82,10 @@ def test_a_host_has_to_have_the_folder_and_the_script(
     order = AgentSetup("", str(tmp_path / "work"), "train.py", {})
     sshd = {"SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
     found = probe_host(order, sshd)
-    assert (found.caller, found.address, found.fault) == ("10.0.0.9", "10.0.0.1", "")
+    assert (found.client_address, found.address, found.problem) == ("10.0.0.9", "10.0.0.1", "")
     assert found.port > 0
-    assert probe_host(order._replace(folder=str(tmp_path / "missing")), sshd).fault
-    assert probe_host(order._replace(script="missing.py"), sshd).fault
+    assert probe_host(order._replace(folder=str(tmp_path / "missing")), sshd).problem
+    assert probe_host(order._replace(script="missing.py"), sshd).problem
 
 
 def agent_of(code: str, orders: bytes = b"") -> subprocess.Popen[bytes]:

@@ -309,8 +309,8 @@ def test_a_job_without_a_log_is_said_to_have_none_and_where_it_was_looked_for(
 ) -> None:
     states = ["RUNNING"] * 5 + ["COMPLETED"] * 2
     monkeypatch.setattr(slurm_jobs, "state_of", lambda _: JobState(states.pop(0), log=log))
-    monkeypatch.setattr(slurm_jobs, "_LEAST_S", 0.0)
-    monkeypatch.setattr(slurm_jobs, "_MOST_S", 0.0)
+    monkeypatch.setattr(slurm_jobs, "_MIN_POLL_S", 0.0)
+    monkeypatch.setattr(slurm_jobs, "_MAX_POLL_S", 0.0)
     said: list[str] = []
     slurm_jobs.follow("7", print, said.append)
     assert len(said) == 2  # once while it runs, and at its end
@@ -360,8 +360,8 @@ def test_a_job_is_followed_over_a_requeue_to_its_end(
         return read_state(shown(state[0], log, *state[1:]))
 
     monkeypatch.setattr(slurm_jobs, "state_of", ask)
-    monkeypatch.setattr(slurm_jobs, "_LEAST_S", 0.0)
-    monkeypatch.setattr(slurm_jobs, "_MOST_S", 0.0)
+    monkeypatch.setattr(slurm_jobs, "_MIN_POLL_S", 0.0)
+    monkeypatch.setattr(slurm_jobs, "_MAX_POLL_S", 0.0)
     from headway.commands.main import main
 
     assert main(["logs", "--follow", "7"]) == 3

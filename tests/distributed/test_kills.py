@@ -162,7 +162,7 @@ def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named(
     process = start("-q", "--cpu", *words, script(UPLOADING))
     assert process.stderr is not None
     line = process.stderr.readline()
-    assert line.startswith("headway: waiting up to 30 s for what the ranks left: sh (pid ")
+    assert line.startswith("headway: waiting up to 30 s for remaining processes: sh (pid ")
     Path("go").touch()
     await_uploads(count)
     output, rest = process.communicate(timeout=120)
@@ -182,7 +182,7 @@ while not os.path.exists(mark):
 @pytest.mark.parametrize("words", [["--supervise"], ["--num-processes", "2"]])
 def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: list[str]) -> None:
     done = launch("-q", "--cpu", *words, "--grace-period-s", "1", script(DEAF), code=0)
-    assert "1 s are over: ending " in done.stderr
+    assert "terminating after 1 s: " in done.stderr
     assert "sh (pid " in done.stderr
     assert not survivors()
 

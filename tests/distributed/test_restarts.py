@@ -164,13 +164,13 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one
     assert (done.returncode, done.stdout.count("tried 0")) == (76, 2), done.stderr
     *_, cause = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert "exit code 76, not the rank's own 1: ValueError at " in cause
-    end = "as in the failure before it with no new step in between; 1 of 2 restarts used"
+    end = "as in the previous failure with no new step in between; 1 of 2 restarts used"
     assert cause.endswith(f"after step 5 {end}")
     assert restarts(find(None)) == [
         "1 of 2 restarts used",
         "rank 1 of 2 failed with ValueError at step 5",
     ]
-    assert "--restart-anyway restarts it nonetheless" in done.stderr
+    assert "--restart-anyway restarts it regardless" in done.stderr
     again = train("hopeless")
     assert (again.returncode, again.stdout.count("tried 0")) == (76, 1), again.stderr
     anyway = train("hopeless", "--restart-anyway")

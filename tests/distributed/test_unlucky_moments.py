@@ -71,8 +71,8 @@ def test_a_rank_that_fails_and_hangs_in_its_exit_does_not_hold_the_run_up() -> N
 IN_AN_IMPORT = """
 import os, signal
 from types import SimpleNamespace
-from headway.launcher.run import interrupts_exit_at_once
-with interrupts_exit_at_once(SimpleNamespace(close=lambda: print("closed", flush=True))):
+from headway.launcher.run import exit_on_stop_signals
+with exit_on_stop_signals(SimpleNamespace(close=lambda: print("closed", flush=True))):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # as the C code of numpy and torch does
@@ -250,8 +250,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.processes.supervise import _signals
 agent = SimpleNamespace(
     is_stopping=False,
-    forwards_interrupt=lambda: False,
-    defers=lambda _: False,
+    forward_interrupt=lambda: False,
+    defer_stop=lambda _: False,
     end_grace_period=lambda: print("end_grace_period"),
     signals_received=set(),
     handler=SimpleNamespace(report_stop=lambda _, ends_grace: None, forwards_stop=False),
@@ -304,7 +304,7 @@ for number in worker.STOP_SIGNALS:  # as the server does
 pid = server._fork()
 if pid == 0:
     time.sleep(0.5)  # the signal comes meanwhile
-    server._become_rank(os.getppid(), server.Rank({}, [os.dup(0), os.dup(1), os.dup(2)]))
+    server._init_rank(os.getppid(), server.Rank({}, [os.dup(0), os.dup(1), os.dup(2)]))
     worker.run_program("script", "script.py", [], blocked=worker.STOP_SIGNALS)
     os._exit(0)
 os.kill(pid, signal.SIGNUMBER)

@@ -85,7 +85,7 @@ def test_a_launch_that_ends_before_its_ranks_have_begun_has_its_end_on_record(
 ) -> None:
     plan: Any = SimpleNamespace(environment={}, program=Program("train.py", ()))
     kind = LaunchError if code == 4 else type(error)
-    with pytest.raises(kind), run._recorded(plan, {**os.environ}, lambda: START):
+    with pytest.raises(kind), run._record_run(plan, {**os.environ}, lambda: START):
         raise error
     end = find(None).end
     assert end is not None

@@ -15,7 +15,7 @@ from headway.launcher.rank import import_hooks
 def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a library `lib_a`, and the module that joins it."""
     (tmp_path / "lib_a.py").write_text("class Trainer: pass\n")
-    (tmp_path / "joins_a.py").write_text("def join(library): library.Trainer.is_joined = True\n")
+    (tmp_path / "joins_a.py").write_text("def install(library): library.Trainer.is_joined = True\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(import_hooks, "HOOKS", (Hook("A's Trainer", "lib_a", "joins_a"),))
@@ -36,9 +36,9 @@ def test_a_library_is_joined_when_the_script_imports_it_and_not_imported_before(
 def test_a_version_that_cannot_be_joined_works_alone_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "joins_a.py").write_text("def join(library): library.Other\n")
+    (tmp_path / "joins_a.py").write_text("def install(library): library.Other\n")
     import_hooks.hook_libraries()
     import lib_a
 
     assert lib_a.Trainer
-    assert "lib_a is not joined" in capsys.readouterr().err
+    assert "lib_a is not hooked" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import pytest
 
 from headway.ipc import forking
 from headway.ipc.forking import ProcessHandle
-from headway.launcher.processes.shutdown import end_processes
+from headway.launcher.processes.shutdown import terminate
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ def test_what_ranks_have_left_is_not_signalled_by_a_number_that_another_process_
         process.kill()
     give_number(left, bystander)
     looks = iter([[left], [left], None])
-    end_processes(lambda: next(looks), 0)
+    terminate(lambda: next(looks), 0)
     assert next(looks, "all were taken") == "all were taken"
 
 

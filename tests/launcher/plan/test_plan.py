@@ -13,7 +13,7 @@ from headway.ipc.run_contract import RANK_VARIABLES
 from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import summary
 from headway.launcher.plan.program import Program, flags_in
-from headway.launcher.run import changed
+from headway.launcher.run import launch_environment
 from headway.machine.facts import Gpu, Machine
 from headway.settings.table import TABLE
 from tests.launcher.plan.planning import LAPTOP, plan, set_by
@@ -68,15 +68,15 @@ def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> No
 def test_no_variable_of_a_run_around_it_reaches_an_inner_run() -> None:
     stale = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_ERROR_FILE": "/x", "RANK": "1"}
     for launch in (plan(environ=stale), plan(environ=stale, num_processes="2")):
-        assert not changed(launch, stale).keys() & stale.keys()
-    alone = changed(plan(environ=stale, num_processes="1"), stale)
+        assert not launch_environment(launch, stale).keys() & stale.keys()
+    alone = launch_environment(plan(environ=stale, num_processes="1"), stale)
     assert alone["RANK"] == "0"
     assert not alone.keys() & {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
 
 
 def test_one_process_is_not_told_the_ranks_of_a_run_around_it() -> None:
     stale = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "PATH": "/bin"}
-    environment = changed(plan(environ=stale), stale)
+    environment = launch_environment(plan(environ=stale), stale)
     assert environment["PATH"] == "/bin"
     assert not environment.keys() & {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
 
@@ -84,12 +84,12 @@ def test_one_process_is_not_told_the_ranks_of_a_run_around_it() -> None:
 def test_what_is_removed_is_reported_and_what_the_script_needs_from_the_shell_stays() -> None:
     shell = {"MASTER_ADDR": "x", "MASTER_PORT": "9", "WORLD_SIZE": "2"}
     spawns = plan(environ=shell)
-    assert changed(spawns, shell).items() >= shell.items()
+    assert launch_environment(spawns, shell).items() >= shell.items()
     assert not spawns.notes
     ranks: dict[str, Any] = {"num_processes": "2"}
     for environ, typed in (({**shell, "RANK": "1"}, {}), (shell, ranks)):
         launch = plan(environ=environ, **typed)
-        assert not changed(launch, environ).keys() & environ.keys()
+        assert not launch_environment(launch, environ).keys() & environ.keys()
         (note,) = launch.notes
         assert all(name in note for name in environ)
         assert not plan(environ={**environ, "HEADWAY_RUN": "{}"}, **typed).notes  # inside of ours
@@ -106,7 +106,7 @@ SHELL = {
 
 def test_no_default_of_ours_replaces_what_the_shell_has_set() -> None:
     launch = plan(environ=SHELL, num_processes="2")
-    assert changed(launch, SHELL).items() >= SHELL.items()
+    assert launch_environment(launch, SHELL).items() >= SHELL.items()
     run = json.loads(set_by(launch)["HEADWAY_RUN"] or "")
     assert (run["mixed_precision"], run["gradient_accumulation_steps"]) == ("bf16", 4)
     assert launch.settings.origin("mixed_precision").variable == "ACCELERATE_MIXED_PRECISION"

@@ -34,7 +34,7 @@ OF_THE_TEST = """\
 import os, sys
 from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
-gpu_claims.NAMES = sys.argv[1]
+gpu_claims.NAME_PREFIX = sys.argv[1]
 """
 CLAIM = """\
 settings = asking_for(sys.argv[2])
@@ -48,7 +48,7 @@ sys.stdin.read()  # until the test has seen what all have
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let claims have names of the test's own; those of this process end with it."""
     before = open_sockets()
-    monkeypatch.setattr(gpu_claims, "NAMES", f"headway-test-{uuid.uuid4().hex}")
+    monkeypatch.setattr(gpu_claims, "NAME_PREFIX", f"headway-test-{uuid.uuid4().hex}")
     yield
     for fd in open_sockets() - before:
         os.close(fd)
@@ -65,7 +65,7 @@ def asking_for(devices: str) -> Settings:
 
 
 def run_code(code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", OF_THE_TEST + code, gpu_claims.NAMES, *arguments]
+    command = [sys.executable, "-c", OF_THE_TEST + code, gpu_claims.NAME_PREFIX, *arguments]
     return begin(command, stdin=subprocess.PIPE)
 
 
@@ -86,7 +86,7 @@ def end(*processes: subprocess.Popen[str]) -> None:
 def bound(name: str) -> socket.socket:
     """Return a socket that has the name, as any process of any user may have."""
     held = socket.socket(socket.AF_UNIX)
-    held.bind(f"\0{gpu_claims.NAMES}-{name}")
+    held.bind(f"\0{gpu_claims.NAME_PREFIX}-{name}")
     held.listen(1)
     return held
 
@@ -166,7 +166,7 @@ def test_waiting_launches_are_served_in_the_order_in_which_they_began_to_wait() 
     assert f"waiting: behind 1 waiting launch ({waits}" in third.stderr.readline()
     assert [waits in launch for launch in waiting_launches()] == [True, False]
     for wait_s in (None, 0.1):
-        with pytest.raises(MachineError, match="the idle GPUs are for 2 waiting launches"):
+        with pytest.raises(MachineError, match="the idle GPUs are reserved for 2 waiting launches"):
             claim_idle(asking_for("idle:1"), lambda: FOUR, wait_s)
     second.kill()  # however it ends, the next one is served
     assert chosen_by(third) == [3]
@@ -227,7 +227,7 @@ def test_a_system_without_such_names_refuses_idle_gpus_and_claims_none(
 ) -> None:
     monkeypatch.setattr(gpu_claims, "_HAS_NAMES", False)
     assert with_claims(FOUR) == FOUR
-    with pytest.raises(MachineError, match="needs Linux"):
+    with pytest.raises(MachineError, match="requires Linux"):
         claim_idle(asking_for("idle:1"), lambda: FOUR, None)
 
 

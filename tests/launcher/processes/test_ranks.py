@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from headway.ipc.records import ProcessExit, ScriptEnd
-from headway.ipc.signals import Bell
+from headway.ipc.signals import SignalSafeEvent
 from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
 from headway.launcher.processes.shutdown import Grace
@@ -29,11 +29,11 @@ class Run:
         self.sent: list[int] = []
         self.elsewhere: Any = None
         starter: Any = SimpleNamespace(
-            ends=self.ended,
-            bell=Bell(),
+            exits=self.ended,
+            exit_event=SignalSafeEvent(),
             resume_guardian=nothing,
             resume_server=nothing,
-            end_leftovers=nothing,
+            terminate_leftovers=nothing,
         )
         quiet: dict[str, Any] = {"end": lambda *_: [], "hang": None, "begin_stop": nothing}
         quiet |= {"has_ended": lambda _: False}
@@ -43,7 +43,7 @@ class Run:
             output=SimpleNamespace(set_timeout=nothing),  # type: ignore[arg-type]
             watch=SimpleNamespace(**{**quiet, **watch}),  # type: ignore[arg-type]
             attempt=0,
-            reports_its_end=True,
+            reports_exit=True,
             debug_rank=None,
             grace=grace,
             remote_failure=lambda: self.elsewhere,

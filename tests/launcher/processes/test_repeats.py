@@ -1,4 +1,4 @@
-"""A failure that is the one before it again is not restarted: what counts as the same, and when."""
+"""A repeated failure is not restarted: which failures count as the same, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from headway.ipc.records import Crash, CrashSite, Frame
 from headway.launcher.diagnosis.failures import RankExit, find_failure
-from headway.launcher.processes.repeats import FILE, Repeats
+from headway.launcher.processes.repeats import FILE, RepeatDetector
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -115,50 +115,50 @@ def test_a_failure_is_repeated_if_the_one_before_it_was_the_same_without_a_new_s
     what: str, events: list[CrashSite | int | str | None], expected: list[bool], tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "project")
-    launch, found = Repeats(lambda: folder), []
+    launch, found = RepeatDetector(lambda: folder), []
     for event in events:
         if event == "launch":
-            launch = Repeats(lambda: folder)
+            launch = RepeatDetector(lambda: folder)
         elif event == "success":
-            launch.note_success(0, has_ended_well=True)
+            launch.note_success(0, is_success=True)
         elif isinstance(event, int):
             launch.note_success(event)
         else:
             assert event is None or isinstance(event, CrashSite)
-            found.append(bool(launch.judge(event)))
+            found.append(bool(launch.check(event)))
     assert found == expected
 
 
 def test_without_a_project_only_the_failures_of_one_launch_are_compared() -> None:
-    launch = Repeats(str)
-    again = "as in the failure before it with no new step in between"
+    launch = RepeatDetector(str)
+    again = "as in the previous failure with no new step in between"
     said = f"ValueError at /work/train.py:7 in <module> after step 20 {again}"
-    assert [launch.judge(SITE), launch.judge(SITE), Repeats(str).judge(SITE)] == ["", said, ""]
+    assert [d.check(SITE) for d in (launch, launch, RepeatDetector(str))] == ["", said, ""]
 
 
 def test_restart_anyway_calls_no_failure_repeated(tmp_path: Path) -> None:
-    launch = Repeats(lambda: str(tmp_path), restarts_anyway=True)
-    assert [launch.judge(SITE), launch.judge(SITE)] == ["", ""]
+    launch = RepeatDetector(lambda: str(tmp_path), restarts_anyway=True)
+    assert [launch.check(SITE), launch.check(SITE)] == ["", ""]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"kind": 3}), "\0"])
 def test_a_damaged_file_is_no_failure(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    first, again = (Repeats(lambda: str(tmp_path)).judge(SITE) for _ in range(2))
+    first, again = (RepeatDetector(lambda: str(tmp_path)).check(SITE) for _ in range(2))
     assert not first
-    assert f"of an earlier launch, kept in {tmp_path / FILE}, with no new step" in again
+    assert f"of an earlier launch, stored in {tmp_path / FILE}, with no new step" in again
 
 
 def test_a_folder_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    Repeats(lambda: str(tmp_path / "file")).judge(SITE)
+    RepeatDetector(lambda: str(tmp_path / "file")).check(SITE)
     assert "a repeated failure will not be recognized" in capsys.readouterr().err
 
 
 def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / FILE).mkdir(parents=True)
-    Repeats(lambda: str(project)).judge(SITE)
+    RepeatDetector(lambda: str(project)).check(SITE)
     assert os.listdir(project) == [FILE]

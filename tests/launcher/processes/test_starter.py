@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(autouse=True)
 def other_children_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a starter in this process, which is no launcher, end none of its other children."""
-    monkeypatch.setattr(starting, "end_descendants", lambda grace_s: None)
+    monkeypatch.setattr(starting, "terminate_descendants", lambda grace_s: None)
 
 
 def error_of_start(code: str, monkeypatch: pytest.MonkeyPatch) -> Exception:
@@ -36,7 +36,7 @@ def error_of_start(code: str, monkeypatch: pytest.MonkeyPatch) -> Exception:
     )
     starter = starting.Starter(plan, os.environ)
     try:
-        with pytest.raises((LaunchError, starting.ServerEnded)) as raised:
+        with pytest.raises((LaunchError, starting.ServerExited)) as raised:
             starter.start({}, (), lambda: None)
     finally:
         starter.close()
@@ -56,7 +56,7 @@ with open({str(tmp_path / "found")!r}, "w") as file:
     for fd in (1, 2):  # as the null device, in the place of a stream that was closed
         os.set_inheritable(fd, False)
     try:
-        assert isinstance(error_of_start(code, monkeypatch), starting.ServerEnded)
+        assert isinstance(error_of_start(code, monkeypatch), starting.ServerExited)
     finally:
         for fd, is_inherited in zip((1, 2), before, strict=True):
             os.set_inheritable(fd, is_inherited)

@@ -107,7 +107,7 @@ def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> 
     (crash,) = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
     assert (rank.returncode, crash.kind, crash.is_from_headway) == (2, "ConfigError", False)
     assert "gone.py" in rank.stderr
-    assert "leave the script" in crash.fix
+    assert "keep the script" in crash.fix
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from headway.errors import LaunchError
 from headway.ipc.typed import encode
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote import ssh
-from headway.launcher.remote.orders import AgentSetup, Found, LaunchEnd
+from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd
 from headway.launcher.remote.ssh import RemoteLaunch, main_address_of, run_on_hosts
 from headway.settings.hosts import read_hosts
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
-HERE = Found()
+HERE = HostReply()
 
 # `ssh -T -o... HOST COMMAND`: notes its process, and does what HOST says
 SSH = """\
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             RemoteLaunch(
                 hosts=read_hosts(list(does)),
                 agent=["agent"],
-                order=AgentSetup("the-mark", "", None, {}),
+                setup=AgentSetup("the-mark", "", None, {}),
                 words=lambda *_: [],
                 main_address="127.0.0.1",
                 main_port=1,
@@ -111,7 +111,7 @@ def test_an_agent_that_only_shows_that_it_is_there_has_not_ended(run: Launch) ->
 
 
 def test_a_long_report_is_shown_whole(run: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    report = "error: " + 3 * connection._MOST_HELD_BYTES * "x"
+    report = "error: " + 3 * connection._MAX_LINE_BYTES * "x"
     code = run(a=f"join()\ntell(7, {report!r})")
     assert code == 7
     assert report in capsys.readouterr().err
@@ -138,7 +138,7 @@ UNABLE, SAVED, DONE = LaunchEnd(4, ""), LaunchEnd(75, ""), LaunchEnd(0, "")
 def test_the_blame_is_where_the_failure_began(
     ends: dict[int, LaunchEnd], lost: list[LaunchEnd], is_stopped: bool, blamed: LaunchEnd
 ) -> None:
-    assert ssh._to_blame(ends, lost, is_stopped=is_stopped) is blamed
+    assert ssh._root_cause(ends, lost, is_stopped=is_stopped) is blamed
 
 
 def test_all_connections_are_closed_at_the_same_time(run: Launch) -> None:
@@ -201,7 +201,7 @@ def test_a_killed_command_leaves_no_ssh_that_still_connects(tmp_path: Path) -> N
 
 
 def test_machine_0_that_ssh_has_reached_by_loopback_is_named_as_the_others_see_it() -> None:
-    here, there = Found("", "127.0.1.1", 1, "127.0.1.1"), Found("", "10.0.0.2", 1, "10.0.0.1")
-    assert main_address_of([here, there]) == "10.0.0.1"
-    assert main_address_of([there, here]) == "10.0.0.2"
-    assert main_address_of([here]) == "127.0.1.1"
+    own, peer = HostReply("", "127.0.1.1", 1, "127.0.1.1"), HostReply("", "10.0.0.2", 1, "10.0.0.1")
+    assert main_address_of([own, peer]) == "10.0.0.1"
+    assert main_address_of([peer, own]) == "10.0.0.2"
+    assert main_address_of([own]) == "127.0.1.1"

@@ -1,8 +1,7 @@
-"""The messages between a launch over ssh and its agents, as lines of JSON, and the environment
-variables that are forwarded.
+"""Messages between a launch over ssh and its agents, and the environment variables it forwards.
 
-Everything travels through ssh, which has authenticated both sides. The agents' lines start with a
-secret word of this launch, because a login shell and the ranks write to the same stream.
+The messages are lines of JSON, sent through ssh, which has authenticated both sides. The agents'
+lines start with a secret word, because login shells and ranks write to the same stream.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from headway.ipc.run_contract import (
 )
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 
-_OF_ONE_HOST = (
-    # a user's login on a machine
+_HOST_VARIABLES = (
+    # of a user's login on a machine
     *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL"),
     *("_", "TERM", "TMPDIR", "DISPLAY", "XAUTHORITY", "KRB5CCNAME", "TTY", "GPG_TTY"),
     # GPUs selected on a machine
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 )
-_OF_ONE_HOST_PREFIXES = ("SSH_", "XDG_", "DBUS_")
+_HOST_PREFIXES = ("SSH_", "XDG_", "DBUS_")
 
-OF_ONE_RUN = (*(RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE),)
-"""Variables of an outer run, which are not passed to another run."""
+RUN_VARIABLES = (RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE)
+"""Variables that describe one run, and are not passed to another run."""
 
 
 class AgentSetup(NamedTuple):
@@ -40,17 +39,17 @@ class AgentSetup(NamedTuple):
     variables: Mapping[str, str]  # the environment of the launch
 
 
-class Found(NamedTuple):
-    """Whether a launch can start on a host, and the host's address: the answer to AgentSetup."""
+class HostReply(NamedTuple):
+    """The reply to AgentSetup: whether the host can run the launch, and the host's address."""
 
-    fault: str = ""  # why the launch cannot run there
-    address: str = ""  # where ssh reached the host
+    problem: str = ""  # why the launch cannot run there
+    address: str = ""  # at which ssh reached the host
     port: int = 0  # a free port
-    caller: str = ""  # the address of ssh's client, as the host sees it
+    client_address: str = ""  # the address of ssh's client, as the host sees it
 
 
 class StartLaunch(NamedTuple):
-    """The order to run `headway launch` with these arguments, and the key in the environment."""
+    """The request to run `headway launch` with these arguments and this key."""
 
     words: tuple[str, ...]
     key: str
@@ -62,7 +61,7 @@ class Signal(NamedTuple):
 
 
 class LaunchEnd(NamedTuple):
-    """How the launch ended: an agent's last message."""
+    """The result of a launch, an agent's last message."""
 
     exit_code: int
     report: str  # the printed error
@@ -73,14 +72,14 @@ def forwarded_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in OF_ONE_RUN and not _is_of_one_host(name)
+        if name not in RUN_VARIABLES and not _is_host_variable(name)
     }
 
 
 def remote_env(own: Mapping[str, str], forwarded_env: Mapping[str, str]) -> dict[str, str]:
     """Return a launch's environment: the caller's variables and the host's own ones."""
-    return {**{name: own[name] for name in own if _is_of_one_host(name)}, **forwarded_env}
+    return {**{name: own[name] for name in own if _is_host_variable(name)}, **forwarded_env}
 
 
-def _is_of_one_host(name: str) -> bool:
-    return name in _OF_ONE_HOST or name.startswith(_OF_ONE_HOST_PREFIXES)
+def _is_host_variable(name: str) -> bool:
+    return name in _HOST_VARIABLES or name.startswith(_HOST_PREFIXES)

@@ -11,7 +11,7 @@ from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import RankExit, ServerDeath, find_failure
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.multinode.messages import Failed
-from headway.launcher.processes.ending import RunOutcome, ending_of
+from headway.launcher.processes.run_exit import RunOutcome, run_exit_of
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 KILL, SEGV = signal.SIGKILL, signal.SIGSEGV
@@ -34,11 +34,11 @@ def stopped(*codes: int, **how: Any) -> list[RankExit]:
 SILENT = [*exits(0, exited_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
 TOO_SLOW = stopped(0, -KILL, killed_after_s=30.0)
 KILLED = "stopped by SIGTERM; ranks 0-1 were killed, still stopping after 30 s (--grace-period-s)"
-UNSAVED = " before all ranks had saved and ended"
-THERE, BY_0 = {"elsewhere": ELSEWHERE}, {"is_reported_by_machine_0": True}
+UNSAVED = " before all ranks had saved and exited"
+THERE, BY_0 = {"remote_failure": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
 AS_BEFORE = {"repeats": "KeyError again", "restarts": "1 of 5 restarts used"}
-DUE, NEXT = {"due": ("restart 1 of 3", "x")}, " before restart 1 of 3; x"
+DUE, NEXT = {"pending_restart": ("restart 1 of 3", "x")}, " before restart 1 of 3; x"
 CUT_SHORT = {"stop": TERM, "will_save": True, "is_cut_short": True}
 SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_during_stop": ELSEWHERE}
 TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
@@ -79,12 +79,12 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     (
         "before that of this machine",
         exits(0, 7),
-        {"stop": INT, "due": ("restart 1 of 3", "")},
+        {"stop": INT, "pending_restart": ("restart 1 of 3", "")},
         130,
         "interrupted before restart 1 of 3; rank 1 of 2 exited with code 7",
     ),
     ("a restart that is refused", exits(0, 7), DUE, 7, "rank 1"),
-    ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; before, rank 3 failed"),
+    ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; earlier, rank 3 failed"),
     ("a rank fails", exits(0, 42), {}, 42, "rank 1"),
     ("two ranks fail", exits(3, 42), {}, 3, "rank 0"),
     ("a rank fails as before", exits(0, 42), AS_BEFORE, 76, "rank 1"),
@@ -100,9 +100,9 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
         "the process that",
     ),
     ("another machine fails", stopped(-TERM, -TERM), THERE, 9, "rank 3"),
-    ("which machine 0 reports", [], {**THERE, **BY_0}, 9, f"the run has failed on machine 1{AS_0}"),
+    ("which machine 0 reports", [], {**THERE, **BY_0}, 9, f"the run failed on machine 1{AS_0}"),
     ("this machine is blamed", exits(0, 8), HERE, 8, "rank 1"),
-    ("by machine 0's report", exits(0, 8), {**HERE, **BY_0}, 8, f"the run has failed here{AS_0}"),
+    ("by machine 0's report", exits(0, 8), {**HERE, **BY_0}, 8, f"the run failed here{AS_0}"),
     ("a machine is lost amid a save", stopped(0, -KILL), {"stop": TERM, **LOST}, 9, "rank 3"),
     ("a machine is lost after the save", stopped(75, 75), {"stop": TERM, **LOST}, 75, ""),
 ]
@@ -113,8 +113,8 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
 )
 def test_how_a_run_ends(ends: list[RankExit], known: dict[str, Any], code: int, shown: str) -> None:
     known = {"failure": find_failure(ends, ranks=[0, 1], world_size=2), **known}
-    ending = ending_of(RunOutcome(ends, 2, **known))
-    report = ending.elsewhere or ending.failure
+    ending = run_exit_of(RunOutcome(ends, 2, **known))
+    report = ending.remote_failure or ending.failure
     assert ending.code == code
     if ending.line or report is None:
         assert ending.line == shown
