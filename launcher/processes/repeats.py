@@ -1,7 +1,7 @@
 """Detects a failure that a restart or a requeued job would only repeat.
 
-A failure is repeated if its exception, message, script line and step (1 or later) are those of the
-previous failure, with no new step in between. The rank may differ.
+A failure is repeated if its exception, message, script line and step are those of the previous
+failure, with no new step in between. Except for a UsageError, the step must be 1 or later.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def test_a_stop_signal_while_the_ranks_are_started_is_no_success(
 AMID_A_START = """
 import os, signal, sys, time
 from headway.launcher.processes.starter import Starter
-usual = Starter._next_start
+usual = Starter._next_reply
 def interrupted(*args):
     pid = usual(*args)
     if os.path.exists("second"):
@@ -218,7 +218,7 @@ def interrupted(*args):
         os.kill(os.getpid(), signal.SIGINT)
     open("second", "w").close()
     return pid
-Starter._next_start = interrupted
+Starter._next_reply = interrupted
 sys.argv = ["headway", "launch", "-q", "--cpu", "--num-processes", "2", "script.py"]
 from headway.commands.main import run_command
 run_command()
