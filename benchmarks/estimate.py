@@ -246,7 +246,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from headway.estimate.child import stand_ins
+    from headway.estimate.child import script_patches
     from headway.estimate.child.ledger import Ledger
     from headway.strategies.units import checkpoint_activations, units_of
 
@@ -254,7 +254,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     trained: list[int] = []
     _stop_after_two_steps(trained)
     ledger = Ledger(torch.device("cpu"))
-    stand_ins.replace_resizing(ledger.resized)
+    script_patches.patch_resize(ledger.resized)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     made = torch.optim.AdamW.__init__
 
@@ -264,7 +264,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
         units = units_of(net)
         if checkpointed:
             checkpoint_activations(units)
-        stand_ins.shard(net, units, [self], mesh)
+        script_patches.shard(net, units, [self], mesh)
         ledger.reset_peak()
 
     torch.optim.AdamW.__init__ = init  # type: ignore[assignment, method-assign]
@@ -324,7 +324,7 @@ def compare(case: Case, folder: Path) -> Row:
             sharded=is_sharded,
             checkpointed=case.checkpointed,
         )
-        outcome = planner.follow(attempt)
+        outcome = planner.run(attempt)
     if outcome.failed_at:
         raise SystemExit(f"{case.name}: {outcome.failed_at}")
     true = truth(case, str(script))

@@ -1,4 +1,4 @@
-"""`headway adopt SCRIPT...`: list what scripts use from Accelerate, and change their imports."""
+"""`headway adopt SCRIPT...`: list the Accelerate names in scripts, and change their imports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headway.migration.scripts import (
     Finding,
     Script,
     find_scripts,
+    findings_of,
     read_script,
     replace_script,
-    rewritten,
-    rows_of,
+    with_new_imports,
 )
 
-_LISTED = 5  # line numbers per name
+_LISTED = 5  # line numbers shown per name
 SCRIPTS = "SCRIPT: a script, or a folder to search for .py files that import accelerate"
 _GUIDES = (
     (
@@ -56,10 +56,9 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway adopt`; return 1 if a script uses a name that is missing."""
     parser = Parser(
         "adopt",
-        "List the names that scripts use from Hugging Face Accelerate: which are the same, which "
-        "differ and why, which are missing and what to use instead. All known differences are "
-        "listed, whether or not they apply. Show a diff of the imports. Exit with 1 if a name is "
-        "missing.",
+        "List the names that scripts use from Hugging Face Accelerate, with all known differences "
+        "in Headway, and with alternatives for missing names. Not every difference affects the "
+        "script. Show a diff of the imports. Exit with 1 if a name is missing.",
         usage="headway adopt [--write] [--compat] SCRIPT...",
         appendix=f"\n{SCRIPTS}\n",
     )
@@ -98,14 +97,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(path: str, script: Script, compat: bool) -> _Report:
     try:
-        after = rewritten(script, compat=compat)
+        after = with_new_imports(script, compat=compat)
     except ValueError as error:
         raise ConfigError(
             f"cannot change the imports: {error}",
             where=path,
             fix="write each import of Accelerate on a separate line",
         ) from None
-    return _Report(path, rows_of(script, compat=compat), script.text, after)
+    return _Report(path, findings_of(script, compat=compat), script.text, after)
 
 
 def _guide(script: Script) -> str:

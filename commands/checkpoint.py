@@ -26,7 +26,7 @@ from headway.ipc.paths import is_absent
 from headway.ipc.stderr import log, shown
 
 ACTIONS = ("ls", "verify", "prune", "export")
-_ONLY_OF = {"keep": "prune", "model": "export"}
+_ACTION_OF_FLAG = {"keep": "prune", "model": "export"}
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder or its `checkpoints` subfolder, newest last;
                    complete, incomplete or unreadable, judged by file sizes
@@ -45,11 +45,11 @@ def main(argv: Sequence[str]) -> int:
     if not words or words[0] not in ACTIONS:
         parser.error(f"headway checkpoint requires one of {', '.join(ACTIONS)}")
     action, folders = words[0], [Path(word) for word in words[1:]]
-    for flag, its in _ONLY_OF.items():
+    for flag, its in _ACTION_OF_FLAG.items():
         if getattr(parsed, flag) and action != its:
             parser.error(f"--{flag} applies to {its}, not to {action}")
     if action == "verify":
-        return _verify([path for given in folders or [Path(".")] for path in _meant_by(given)])
+        return _verify([path for word in folders or [Path(".")] for path in _checkpoints_in(word)])
     if action == "export":
         if len(folders) != 2 or folders[1].suffix != ".safetensors":
             parser.error("export requires two paths: a checkpoint, and OUT.safetensors to write")
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         return _export(checkpoint, out, _number("--model", parsed.model, parser))
     if len(folders) > 1:
         parser.error(f"unexpected argument {words[2]!r}")
-    folder = _holder(folders[0] if folders else Path("."))
+    folder = _checkpoint_folder(folders[0] if folders else Path("."))
     if action == "ls":
         return _list(folder)
     keep = _number("--keep", parsed.keep, parser)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _number(flag: str, text: str | None, parser: Parser) -> int | None:
     if text is not None and not text.isdecimal():
-        parser.error(f"{flag} must be an integer, not {text!r}")
+        parser.error(f"invalid value {text!r} for {flag}: not an integer")
     return None if text is None else int(text)
 
 
@@ -79,25 +79,25 @@ def make_parser() -> Parser:
         usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--model N] [FOLDER ...]",
         appendix=_ACTIONS,
     )
-    parser.flag("--keep", metavar="N", help="for prune: how many checkpoints to keep, 1 or more")
+    parser.flag("--keep", metavar="N", help="for prune: number of checkpoints to keep, 1 or more")
     parser.flag(
         "--model",
         metavar="N",
-        help="for export: which model, from 0 in the order of prepare(), if there are several",
+        help="for export: index of the model, in the order of prepare(), if there are several",
     )
     return parser
 
 
-def _holder(folder: Path) -> Path:
-    """Return the folder with the checkpoints: this one, or its subfolder in a project."""
+def _checkpoint_folder(folder: Path) -> Path:
+    """Return the folder that contains the checkpoints: `folder`, or its subfolder in a project."""
     if is_absent(folder):
         read_manifest(folder)  # raises the error that `verify` reports
     below = folder / PROJECT_FOLDER
     return folder if is_absent(below) or own_checkpoints_in(folder) else below
 
 
-def _meant_by(folder: Path) -> list[Path]:
-    """Return the checkpoint in this folder, or all checkpoints if it is a project's folder."""
+def _checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoint in this folder, or all checkpoints in a project's folder."""
     if not is_absent(folder / NAME):
         return [folder]
     return [candidate.path for candidate in candidates(folder)] or [folder]

@@ -19,12 +19,12 @@ from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.ipc.paths import installer_of
 from headway.launcher.clusters.cluster_settings import cluster_layer
-from headway.machine.asking import TorchDevices, ask_torch
 from headway.machine.facts import OLDEST_TORCH, HostFacts, Machine
-from headway.machine.gpus import how_to_free, how_to_get_kernels, how_to_use_gpus, of_machine
+from headway.machine.gpus import admin_fix, availability_fixes, gpu_fixes, kernel_fixes
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
 from headway.machine.source import Source
+from headway.machine.torch_query import TorchDevices, query_torch
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems
 from headway.settings.resolve import omp_threads, resolve
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     install = "pip install"
     if parsed.machine is None:
         checks += _live_checks(machine)
-        install = installer_of(sys.executable)  # whichever is first on the PATH
+        install = installer_of(sys.executable)  # not the pip that is first on PATH
     else:
         checks += [Check(name, SKIPPED, "not possible for a recorded machine") for name in LIVE]
     found = [
@@ -127,10 +127,10 @@ def _device(machine: Machine) -> Iterator[Check]:
     device, reason = machine.best_device()
     if (machine.gpus or machine.has_driver) and all(gpu.obstacle for gpu in machine.visible_gpus):
         status = ERROR if machine.has_driver and not machine.is_hidden else WARNING
-        yield Check("device", status, reason, how_to_use_gpus(machine))
-    elif machine.mask_fault is not None:
+        yield Check("device", status, reason, gpu_fixes(machine))
+    elif machine.mask_error is not None:
         fixes = ["`unset CUDA_VISIBLE_DEVICES`", "correct CUDA_VISIBLE_DEVICES"]
-        yield Check("device", WARNING, f"{machine.mask_fault}: {machine.describe_gpus()}", fixes)
+        yield Check("device", WARNING, f"{machine.mask_error}: {machine.describe_gpus()}", fixes)
     elif machine.system == "Darwin" and not machine.mps:
         status = ERROR if machine.mps_fix else WARNING
         fix = machine.mps_fix or "none needed: training runs on the CPU"
@@ -147,8 +147,8 @@ def _gpus(machine: Machine) -> Iterator[Check]:
     if machine.driver_fault and machine.gpus:
         tool = kind_of(machine.gpu_kind).tool
         yield Check("driver", WARNING, f"{tool} reports: {machine.driver_fault}", [f"run `{tool}`"])
-    if kernels := machine.without_kernels(machine.visible_gpus):
-        yield Check("kernels", ERROR, kernels, how_to_get_kernels(machine))
+    if kernels := machine.missing_kernels(machine.visible_gpus):
+        yield Check("kernels", ERROR, kernels, kernel_fixes(machine))
     for index, gpu in enumerate(machine.gpus):
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
@@ -160,10 +160,10 @@ def _gpus(machine: Machine) -> Iterator[Check]:
             what = f"{name} has {gpu.ecc_errors} uncorrected ECC memory errors"
             replace = f"if they recur, replace the GPU, and until then pass {without}"
             yield Check(
-                "ECC", ERROR, what, [of_machine(f"nvidia-smi -i {index} --gpu-reset"), replace]
+                "ECC", ERROR, what, [admin_fix(f"nvidia-smi -i {index} --gpu-reset"), replace]
             )
         if gpu.obstacle is not None:
-            remedies = [*(how_to_free(gpu) if gpu.is_disabled else []), without]
+            remedies = [*(availability_fixes(gpu) if gpu.is_disabled else []), without]
             yield Check("compute mode", WARNING, f"{name}: {gpu.obstacle}", remedies)
     if machine.gpus and not any(gpu.ecc_errors or gpu.obstacle for gpu in machine.gpus):
         yield Check("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
@@ -237,7 +237,7 @@ def _ask_torch(machine: Machine) -> Check:
         return Check("torch runs", ERROR, what, ["`cd` to an existing directory"])
     device = MPS.name if machine.system == "Darwin" else machine.gpu_kind
     try:
-        answer = ask_torch(Source(), device, "try")
+        answer = query_torch(Source(), device, "try")
     except FileNotFoundError as error:
         remedies = ["reinstall Python"]
         what = f"cannot start a child Python process: {error.strerror}"
@@ -253,7 +253,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return which devices torch does not find, and possible remedies; empty if it finds all."""
+    """Return the difference from torch's devices, and possible remedies; empty if there is none."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

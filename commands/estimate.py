@@ -15,8 +15,8 @@ from headway.estimate.planner import (
     MARGIN_BYTES,
     MARGIN_SHARE,
     Devices,
-    Judged,
     Planner,
+    RowEstimate,
     Trial,
     Variant,
     devices_of,
@@ -40,7 +40,7 @@ _MOST_SECONDS = 1e9  # within the range of timers on every system
 CHECKED = "checked against CPU runs only"
 _LONGEST_LINE = 300  # characters of a script's output
 
-_VERDICTS = {None: "unknown", True: "fits", False: "does not fit"}
+_FITS = {None: "unknown", True: "fits", False: "does not fit"}
 
 EXAMPLES = """
 The script runs unmodified until its second optimizer step, without a GPU: its tensors have shapes
@@ -49,7 +49,7 @@ but no memory. It changes no files, starts no programs and does not access the n
   headway estimate --devices 8xH100-80GB train.py
   headway estimate --devices 2x8xA100-40GB --mixed-precision bf16 train.py --bs 8
 
-DEVICES are [MACHINESx][COUNTx]NAME[-MEMORY]: 8xH100-80GB, 2x8xA100-40GB, 24GB, 4xcpu.
+DEVICES has the form [MACHINESx][COUNTx]NAME[-MEMORY]: 8xH100-80GB, 2x8xA100-40GB, 24GB, 4xcpu.
 """
 
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--cpu means --devices cpu: pass only one of them")
     text = "cpu" if parsed.cpu else parsed.devices
     devices = devices_of(here) if text is None else parse_devices(text, here)
-    attempt = Trial(
+    trial = Trial(
         program=program.name,
         args=program.args,
         is_module=program.kind == "module",
@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> int:
     environ = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
     require_torch()
     with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
-        found = planner.judge(rows, attempt, devices)
-    first = found[0].outcome
+        found = planner.run_all(rows, trial, devices)
+    first = found[0].result
     if first.failed_at:
         tail = "\n".join(line[:_LONGEST_LINE] for line in first.output.splitlines()[-10:])
         raise UsageError(
@@ -91,18 +91,18 @@ def main(argv: Sequence[str]) -> int:
             " devices, without the operation that failed",
         )
     _require_use_of_gpu(found, devices, program)
-    _show(Report(attempt, devices, found))
+    _show(Report(trial, devices, found))
     return 0
 
 
 def make_parser() -> Parser:
     parser = Parser(
         "estimate",
-        "Estimate how much memory a training script takes per rank, and which settings fit.",
+        "Estimate the memory of a training script per rank, and list the settings that fit.",
         usage="headway estimate [flags] script.py [args]",
         appendix=EXAMPLES,
     )
-    parser.flag("--devices", metavar="DEVICES", help="devices to train on (default: here)")
+    parser.flag("--devices", metavar="DEVICES", help="devices to use (default: this machine's)")
     parser.flag("--cpu", help="alias for --devices cpu")
     parser.flag("--strategy", metavar="NAME", help="print only this row of the table")
     of_launch = "as for headway launch; for scripts that use Accelerator"
@@ -124,7 +124,8 @@ def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
     if name not in rows:
         close = did_you_mean(name, rows)
         raise ConfigError(
-            f"strategy is {name!r}, not one of {', '.join(rows)} for {devices.world_size} rank(s)",
+            f"invalid value {name!r} for --strategy: must be one of {', '.join(rows)} "
+            f"with {devices.world_size} rank(s)",
             where="--strategy",
             fix=f"did you mean {close!r}?" if close else "omit it to see all",
         )
@@ -137,15 +138,15 @@ def _time_limit(text: str | None) -> float:
         if seconds > 0:
             return min(seconds, _MOST_SECONDS)
     raise ConfigError(
-        f"time limit is {text!r}, not a number of seconds",
+        f"invalid value {text!r} for --time-limit: not a positive number of seconds",
         where="--time-limit",
-        fix="pass for example --time-limit 60",
+        fix="pass a number of seconds, such as --time-limit 60",
     )
 
 
-def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:
-    """Raise instead of reporting that a script fits into a GPU that it does not use."""
-    if devices.kind != "cpu" and not any(item.outcome.peak_bytes for item in found):
+def _require_use_of_gpu(found: Sequence[RowEstimate], devices: Devices, program: Program) -> None:
+    """Raise if a script uses no GPU memory, instead of reporting that it fits."""
+    if devices.kind != "cpu" and not any(item.result.peak_bytes for item in found):
         raise UsageError(
             f"{program.name} keeps its model on the CPU and uses no GPU memory",
             where=program.name,
@@ -155,16 +156,16 @@ def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Prog
 
 
 class Report(NamedTuple):
-    attempt: Trial  # the script and its arguments
-    devices: Devices  # to train on
-    rows: Sequence[Judged]  # by strategy, cheapest first
+    trial: Trial  # the script and its arguments
+    devices: Devices  # the devices to train on
+    rows: Sequence[RowEstimate]  # by strategy, cheapest first
 
     @property
-    def chosen(self) -> Judged | None:
+    def chosen(self) -> RowEstimate | None:
         return next((row for row in self.rows if row.fits), None)
 
-    def launch_line(self, judged: Judged) -> str:
-        devices, attempt = self.devices, self.attempt
+    def launch_line(self, estimate: RowEstimate) -> str:
+        devices, trial = self.devices, self.trial
         words = ["headway", "launch"]
         if devices.kind == "cpu":
             words.append("--cpu")
@@ -172,32 +173,32 @@ class Report(NamedTuple):
             words += ["--num-machines", str(devices.machines)]
         if devices.per_machine > 1:
             words += ["--num-processes", str(devices.per_machine)]
-        for name, value in judged.row.settings.items():
-            if value != DDP:  # the default of a launch
+        for name, value in estimate.row.settings.items():
+            if value != DDP:  # the default strategy
                 words.append(f"--{name.replace('_', '-')}")
                 words += [value] * (value != YES)
-        words += ["-m"] * attempt.is_module
-        return shlex.join([*words, attempt.program, *attempt.args])
+        words += ["-m"] * trial.is_module
+        return shlex.join([*words, trial.program, *trial.args])
 
 
 def _show(report: Report) -> None:
     first = report.rows[0]
-    program = shlex.join([report.attempt.program, *report.attempt.args])
+    program = shlex.join([report.trial.program, *report.trial.args])
     print(f"{program} on {report.devices}, {first.row.name}")
     _show_peak(report.devices, first)
     _show_rows(report)
     _show_launch(report)
-    for note in dict.fromkeys(note for row in report.rows for note in row.outcome.notes):
+    for note in dict.fromkeys(note for row in report.rows for note in row.result.notes):
         print(f"note: {note}")
     print(CHECKED)
 
 
-def _show_peak(devices: Devices, judged: Judged) -> None:
-    outcome = judged.outcome
+def _show_peak(devices: Devices, estimate: RowEstimate) -> None:
+    outcome = estimate.result
     share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
     print(
         f"\npeak per rank {size(outcome.peak_bytes)}; with a margin of {share} "
-        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}"
+        f"{size(estimate.needed_bytes)} of {size(devices.bytes_per_rank)}: {_FITS[estimate.fits]}"
     )
     if outcome.peak_at:
         print(f"the peak is {outcome.peak_at}")
@@ -209,9 +210,9 @@ def _show_peak(devices: Devices, judged: Judged) -> None:
 def _show_rows(report: Report) -> None:
     rows: list[tuple[str, tuple[str, ...]]] = [("strategy", ("peak", "with margin", "fits"))]
     for row in report.rows:
-        sizes = [size(row.outcome.peak_bytes), size(row.needed_bytes)]
-        known = ["", ""] if row.outcome.failed_at else sizes
-        rows.append((row.row.name, (*known, _VERDICTS[row.fits])))
+        sizes = [size(row.result.peak_bytes), size(row.needed_bytes)]
+        known = ["", ""] if row.result.failed_at else sizes
+        rows.append((row.row.name, (*known, _FITS[row.fits])))
     first = max(len(name) for name, _ in rows)
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
     print()
@@ -219,8 +220,8 @@ def _show_rows(report: Report) -> None:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         print("  ".join((f"{name:<{first}}", *padded)))
     for row in report.rows:
-        if row.outcome.failed_at:
-            print(f"cannot estimate {row.row.name}: {row.outcome.failed_at}")
+        if row.result.failed_at:
+            print(f"cannot estimate {row.row.name}: {row.result.failed_at}")
 
 
 def _show_launch(report: Report) -> None:

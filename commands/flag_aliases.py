@@ -1,4 +1,4 @@
-"""Flags of torchrun, `accelerate launch` and other tools, and their equivalents here."""
+"""Flags of torchrun, `accelerate launch` and other tools, and their equivalents in Headway."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headway.settings.table import TABLE
 
-_RENAMED = {  # flags of other tools: the equivalent settings
+_RENAMED = {  # flag of another tool: the equivalent setting
     "--node-rank": "machine_rank",
     "--master-addr": "main_address",
     "--master-port": "main_port",
@@ -25,7 +25,7 @@ _RENAMED = {  # flags of other tools: the equivalent settings
     **dict.fromkeys(("--fsdp-sharding-strategy", "--fsdp-reshard-after-forward"), "strategy"),
     **dict.fromkeys(("--fsdp-transformer-layer-cls-to-wrap", "--fsdp-min-num-params"), "wrap"),
 }
-_REPLACED = {  # flags of other tools: the equivalent arguments
+_REPLACED = {  # flag of another tool: the equivalent arguments
     **dict.fromkeys(("--no-cuda", "--use-cpu", "--multi-cpu"), "--cpu"),
     **dict.fromkeys(("--mps", "--use-mps-device"), "--device mps"),
     "--use-xpu": "--device xpu",
@@ -49,7 +49,7 @@ _NOT_NEEDED = (
     *("--tpu", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo", "--downcast-bf16"),
     *("--main-training-function", "--aws-access-key-id", "--aws-secret-access-key"),
 )
-_WITHOUT_COUNTERPART = {  # flags: the fix; "--a-" matches all flags with this prefix
+_UNSUPPORTED = {  # flag: the fix; "--a-" matches all flags with this prefix
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
     "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
     "--fp8-": "pass --mixed-precision bf16",
@@ -63,14 +63,14 @@ _WITHOUT_COUNTERPART = {  # flags: the fix; "--a-" matches all flags with this p
         "pass --strategy fsdp: only DDP and FSDP are supported",
     ),
 }
-_OBEYED = (  # variables of torchrun that a launch reads, or that match its behaviour
+_SUPPORTED_VARIABLES = (  # variables of torchrun that a launch reads, or that match its behaviour
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     *("PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )
-_OF_BOTH = ("--log-dir", "--numa-binding", "--no-python", "--module")
+_SAME_NAME = ("--log-dir", "--numa-binding", "--no-python", "--module")
 
 
-def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
+def other_tool_flag(name: str, value: str) -> tuple[str, str] | None:
     """Return a description of another tool's flag and the fix; None for an unknown flag.
 
     `name` has dashes between its words; `value` is the word after it, or empty.
@@ -80,14 +80,14 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     if name in _REPLACED:
         return f"is {_REPLACED[name]} here", f"pass {_REPLACED[name]}"
     if name not in _RENAMED:
-        for foreign, fix in _WITHOUT_COUNTERPART.items():
+        for foreign, fix in _UNSUPPORTED.items():
             if name == foreign or (foreign[-1] == "-" and name.startswith(foreign)):
                 return "of torchrun or accelerate launch has no equivalent here", fix
         return None
     row = TABLE[_RENAMED[name]]
     if name == "--gpu-ids" and value.isdecimal():
-        value = f"{value},"  # an index in Accelerate, a count here
-    is_same = row.reads(value) and row.name != "log_dir"
+        value = f"{value},"  # an index in Accelerate, a count in Headway
+    is_same = row.accepts(value) and row.name != "log_dir"
     return f"is {row.flag} here", f"pass {row.as_flag(value if is_same else row.metavar)}"
 
 
@@ -95,9 +95,9 @@ def torchrun_note(environ: Mapping[str, str]) -> list[str]:
     """Return a note about PET_* variables that torchrun reads and a launch ignores."""
     parts = []
     for name, value in environ.items():
-        is_default_handler = name in _OBEYED or value in ("", "0", "c10d", "static")
+        is_default_handler = name in _SUPPORTED_VARIABLES or value in ("", "0", "c10d", "static")
         if name.startswith("PET_") and not is_default_handler:
             flag = "--" + name[4:].lower().replace("_", "-")
-            own = f"pass {flag}" if flag in _OF_BOTH else "remove it"
-            parts.append(f"{name} ({(foreign_flag(flag, value) or ('', own))[1]})")
+            own = f"pass {flag}" if flag in _SAME_NAME else "remove it"
+            parts.append(f"{name} ({(other_tool_flag(flag, value) or ('', own))[1]})")
     return [f"a launch ignores these variables of torchrun: {', '.join(parts)}"] * bool(parts)

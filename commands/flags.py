@@ -19,17 +19,17 @@ Parsed = SimpleNamespace
 """Values of the flags, by the name of the setting or flag."""
 
 
-def bad_words(what: str, *, fix: str) -> ConfigError:
+def usage_error(what: str, *, fix: str) -> ConfigError:
     return ConfigError(what, where="the command line", fix=fix)
 
 
 class Flag(NamedTuple):
-    name: str  # the long spelling
+    name: str  # long form
     short: str | None
-    options: dict[str, Any]  # for argparse
-    heading: str = ""  # in --help
+    options: dict[str, Any]  # keyword arguments for argparse
+    heading: str = ""  # heading in --help
     is_last: bool = False  # no flag may follow
-    default_value: str | None = None  # if the value is optional
+    default_value: str | None = None  # used if an optional value is omitted
 
     @property
     def takes_value(self) -> bool:
@@ -168,7 +168,7 @@ class Parser:
                     self.error(f"{name} requires a value")
                 value = words.pop(0)
             elif equals and not flag.takes_value:
-                raise bad_words(
+                raise usage_error(
                     f"{name} takes no value, but got {value!r}",
                     fix=f"pass {name} without a value",
                 )
@@ -220,21 +220,21 @@ class Parser:
         return parsed, words[0] if words else None
 
     def error(self, message: str) -> NoReturn:
-        raise bad_words(message, fix=f"see `{self.prog} --help`")
+        raise usage_error(message, fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
-        from headway.commands.flag_aliases import foreign_flag
+        from headway.commands.flag_aliases import other_tool_flag
 
         takes_settings = TABLE["num_processes"].flag in self.known
-        if takes_settings and (foreign := foreign_flag(name, value)) is not None:
+        if takes_settings and (foreign := other_tool_flag(name, value)) is not None:
             what, fix = foreign
-            raise bad_words(f"{name} {what}", fix=fix)
+            raise usage_error(f"{name} {what}", fix=fix)
         setting = TABLE.get(name.removeprefix("--").replace("-", "_"))
         if "--set" in self.known and setting is not None:
             fix = f"pass {setting.as_flag(value or setting.metavar)}"
-            raise bad_words(f"unknown flag {name}: this setting has no flag", fix=fix)
+            raise usage_error(f"unknown flag {name}: this setting has no flag", fix=fix)
         if setting is not None:
-            raise bad_words(
+            raise usage_error(
                 f"unknown flag {name} for `{self.prog}`, which reads settings from profiles",
                 fix=f"run `headway config set {setting.name}={value or 'VALUE'}`, or set "
                 f"{setting.variable} for this command",
@@ -251,7 +251,7 @@ class Parser:
             fix = f"{fix}, or {of_script}" if close else of_script
             if os.path.isfile(name):
                 fix = f"write ./{name} for a script whose name starts with a dash"
-        raise bad_words(
+        raise usage_error(
             f"unknown flag {name} for `{self.prog}`"
             + (f"; did you mean {close}?" if close else ""),
             fix=fix,
@@ -268,9 +268,9 @@ def flag_layer(parsed: Parsed) -> dict[str, Entry]:
     for word in parsed.set or ():
         name, equals, raw = word.partition("=")
         if not equals:
-            raise bad_words(f"{SET} is {word!r}, not NAME=VALUE", fix=f"pass {SET} record=off")
+            raise usage_error(f"{word!r} is not NAME=VALUE", fix=f"pass {SET} record=off")
         if name in layer:
-            raise bad_words(f"{name} is set twice", fix="remove one of them")
+            raise usage_error(f"{name} is set twice", fix="remove one of them")
         layer[name] = Entry(raw, Origin(Layer.FLAG, flag=f"{SET} {name}"))
     return layer
 
@@ -282,7 +282,7 @@ def machine_from_flags(
     full: bool = False,
     layers: Sequence[Entries] = (),
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine to plan for, from --machine or detected here, and its variables.
+    """Return the machine to plan for, recorded or detected, and its variables.
 
     A recorded machine has only the variables that affect training. Without a device flag, detect
     the device that `layers` set. Raises ConfigError for an invalid recording.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 
-from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
+from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags, usage_error
 from headway.commands.program_args import other_environment, program_from
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, Problem, WorkerFailed
@@ -35,7 +35,7 @@ _PLACING = [
     TABLE[name].flag for name in (*TOPICS["ranks on this machine"], *TOPICS["several machines"])
 ]
 """Flags that scripts rarely define themselves."""
-_MOST_READ = 2**20  # bytes of a script
+_MOST_READ = 2**20  # bytes read of a script
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
 
 BRIEF = (
@@ -58,7 +58,7 @@ class _Launch:
     parsed: Parsed
     program: Program
     machine: Machine  # the machine to plan for
-    environ: Mapping[str, str]  # its variables
+    environ: Mapping[str, str]  # the machine's environment variables
     profiles: Sequence[Entries]
     layers: list[Entries]  # all sources, from the weakest to the strongest
     cluster: Entries  # settings from the scheduler
@@ -94,7 +94,7 @@ def _read_words(launch: _Launch) -> None:
     launch.parsed = parsed = launch.parser.parse_args(own)
     launch.program = program_from(launch.parser, parsed, own, rest)
     if not launch.is_here and not parsed.dry_run:
-        raise bad_words(
+        raise usage_error(
             f"--machine {parsed.machine} describes another machine, where nothing can be started",
             fix="add --dry-run to see the plan for it",
         )
@@ -109,7 +109,7 @@ def _merge_settings(launch: _Launch) -> None:
     )
     flags = flag_layer(parsed)
     if parsed.submit is not None or not flags.keys().isdisjoint(OF_JOBS):
-        from headway.commands.elsewhere import reject_job_flags
+        from headway.commands.remote_job import reject_job_flags
 
         reject_job_flags(parsed, flags)
     if parsed.cpu:
@@ -123,7 +123,7 @@ def _launch_remotely(launch: _Launch) -> int | None:
     is_job = launch.parsed.submit is not None
     if not is_job and not any("hosts" in layer for layer in layers):
         return None
-    from headway.commands.elsewhere import RemoteJob
+    from headway.commands.remote_job import RemoteJob
 
     request = RemoteJob(launch.parsed, launch.own, launch.program, layers, machine, environ)
     if is_job:
@@ -139,7 +139,7 @@ def _launch_remotely(launch: _Launch) -> int | None:
 
 
 def _become_step(launch: _Launch) -> int | None:
-    """In a SLURM job, replace this process by a step on all machines of the job."""
+    """In a SLURM job, replace this process with a step on all machines of the job."""
     launch.cluster = cluster_layer(launch.environ, launch.layers)
     launch.settings, launch.problems = try_resolve(
         launch.layers, launch.machine, launch.environ, launch.cluster
@@ -263,13 +263,13 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _print_plan,
     _run,
 )
-"""The tasks of a launch, in order; the first exit code ends it."""
+"""The tasks of a launch, in order; the first that returns an exit code ends it."""
 
 
 def _became_step(
     settings: Settings, environ: Mapping[str, str], argv: Sequence[str], parsed: Parsed
 ) -> bool:
-    """Replace this process by a SLURM step, if all machines need it; a dry run prints it."""
+    """Replace this process with a SLURM step if the job has more machines; a dry run prints it."""
     if settings_problems(settings):
         return False  # reported when the plan is built
     from headway.launcher.clusters.slurm import run_step, step_of
@@ -318,9 +318,9 @@ def _seconds(text: str) -> float:
         return Seconds(0)(text)
     except ValueError as error:
         raise ConfigError(
-            f"--wait is {text!r}, {error}",
+            f"invalid value {text!r} for --wait: {error}",
             where="flag --wait",
-            fix="pass --wait=600, or only --wait for no limit",
+            fix="pass a number of seconds, such as --wait=600, or --wait without a value",
         ) from None
 
 
@@ -380,7 +380,7 @@ def make_parser() -> Parser:
 
 
 def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
-    """Return a note about flags of ours after the script, or an empty string."""
+    """Return a note about Headway's flags after the script; empty if there are none."""
     words = takewhile(lambda word: word != "--", program.args)
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]
@@ -395,7 +395,7 @@ def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
 
 
 def _mentions_rank(program: Program) -> bool:
-    """Return whether a script seems to read RANK, which it may not find without a launcher."""
+    """Return whether a script seems to read RANK, which may be unset without a launcher."""
     if program.kind != "script" or program.is_stream or not os.path.isfile(program.name):
         return False
     with suppress(OSError), open(program.name, "rb") as file:
@@ -406,7 +406,7 @@ def _mentions_rank(program: Program) -> bool:
 
 def _cpu_flag(device: Entry | None) -> Entry:
     if device is not None and str(device.raw).strip().lower() != "cpu":
-        raise bad_words(
+        raise usage_error(
             f"--cpu and --device {device.raw} contradict each other", fix="pass only one of them"
         )
     return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))

@@ -25,8 +25,8 @@ _FIX = "launch with --log-dir DIR to keep all output"
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "logs",
-        "Print the output of the ranks of a run: all of it with --log-dir, otherwise the last 200 "
-        "lines of each rank, after they have exited.",
+        "Print the output of the ranks of a run: all output with --log-dir, otherwise the last 200 "
+        "lines of each rank after it has exited.",
         usage="headway logs [--rank R] [--follow] [RUN | JOB]",
         appendix=f"\n{RUN}\nJOB: with --follow, the ID of a SLURM job, such as 12 or 12_3\n",
     )
@@ -39,11 +39,11 @@ def main(argv: Sequence[str]) -> int:
     )
     parsed, name = parser.parse_flag(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
-        parser.error(f"--rank must be the number of a rank, not {parsed.rank!r}")
+        parser.error(f"invalid value {parsed.rank!r} for --rank: not a rank")
     rank = None if parsed.rank is None else int(parsed.rank)
     if parsed.follow and name is not None and slurm_jobs.is_job_id(name):
         if rank is not None:
-            parser.error("--rank is only for runs: the output of a job includes all its ranks")
+            parser.error("--rank applies only to runs: the output of a job includes all ranks")
         return follow_job(name)
     record = find(name)
     num_ranks = record.start.num_processes * record.start.num_machines
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
-        what = f"no output{of} of run {record.name} was kept, only printed to the terminal"
+        what = f"the output{of} of run {record.name} was only printed to the terminal"
         raise ConfigError(what, where=record.path, fix=_FIX)
     for number, lines in sorted(tails.items()):
         for line in lines:

@@ -23,21 +23,21 @@ from headway.ipc.stderr import flush_streams, log
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
-_PACKAGES = ("torch", "safetensors")  # not needed by every command
+_PACKAGES = ("torch", "safetensors")  # some commands do not require them
 
 GROUPS = {
     "start": {
         "launch": "run a training script in one or many processes",
         "estimate": "estimate a script's memory and which settings fit, without a GPU",
-        "adopt": "list what scripts use from Accelerate, and change their imports",
+        "adopt": "list the Accelerate names that scripts use, and change their imports",
     },
     "watch": {
-        "top": "list running launches, their ranks, where time goes and which rank is slow",
-        "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
+        "top": "list running launches and their ranks, with the time per phase and the slow rank",
+        "stack": "print the stacks of all ranks of a running launch, and the rank that is behind",
     },
     "look back": {
-        "runs": "list recorded runs, and show how two of them differ",
-        "why": "show how a run ended, and what changed since the last successful run",
+        "runs": "list recorded runs, and compare two of them",
+        "why": "show the result of a run, and the changes since the last successful run",
         "logs": "print the output of a run or job, also while it is running",
         "checkpoint": "list, verify, export and remove checkpoints",
     },
@@ -45,12 +45,12 @@ GROUPS = {
         "config": "ask questions and write this machine's profile; show, change and check profiles"
     },
     "machine": {
-        "doctor": "report what is wrong with this machine, and how to fix it",
+        "doctor": "check this machine, and print how to fix each problem",
         "env": "print the facts about this machine, ready to paste into an issue",
         "test": "check this machine with a few seconds of training on all ranks of the plan",
     },
 }
-"""The help of each command, by the headings of `--help`."""
+"""Help texts of the commands, by heading of `--help`."""
 
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
@@ -73,8 +73,8 @@ See `headway <command> --help` for details. A first run, with two processes on t
 def run_command() -> NoReturn:
     """Run this process's command line and exit with its exit code.
 
-    A launcher that supervised ranks skips interpreter finalization, because it has imported torch,
-    whose finalization takes a third of a second.
+    A launcher that supervised ranks has imported torch, and skips interpreter finalization, which
+    would take a third of a second.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signals.trap(signals.exit_on_signal, signal.SIGTERM)
@@ -131,7 +131,7 @@ def described(error: HeadwayError) -> str:
 def _open_closed_streams() -> set[str]:
     """Open the null device for each closed standard stream (`>&-`) and return their names.
 
-    A script that replaces the launcher does not inherit it: the stream is closed there, too.
+    A script that replaces the launcher does not inherit the null device: its stream stays closed.
     """
     closed = set()
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
@@ -165,7 +165,7 @@ def _dispatch(words: list[str]) -> int:
             if not name.endswith(".py")
             else f"run `headway launch {name}`",
         )
-    if name != "launch":  # its script may inherit the stream
+    if name != "launch":  # the script may inherit the stream
         from headway.commands.tables import escape_unencodable
 
         escape_unencodable()

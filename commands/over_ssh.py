@@ -7,8 +7,8 @@ import secrets
 import shlex
 from collections.abc import Mapping
 
-from headway.commands.elsewhere import RemoteJob, check_everywhere, remote_args
 from headway.commands.flags import Parsed
+from headway.commands.remote_job import RemoteJob, check_everywhere, job_args
 from headway.errors import ConfigError
 from headway.ipc.secrets import masked_command
 from headway.launcher.plan.program import Program, interpreter
@@ -16,8 +16,8 @@ from headway.settings.hosts import Hosts
 from headway.settings.setting import AUTO
 from headway.settings.table import TABLE, Settings
 
-_AGENT = "headway.commands.on_host"
-_STOP_MARGIN_S = 15  # after the grace period, for a launcher to exit
+_AGENT = "headway.commands.host_agent"
+_STOP_MARGIN_S = 15  # added to the grace period, for the launcher to exit
 _HERE = {*("--dry-run", "--show-secrets"), *("hosts", "num_machines", "main_address", "main_port")}
 """Flags and settings for this command, not passed to the launches on the hosts."""
 
@@ -29,7 +29,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
     reached or cannot run it.
     """
     parsed, own, program, layers, machine, environ = request
-    _refuse_contradictions(parsed, hosts, settings, program)
+    _reject_contradictions(parsed, hosts, settings, program)
     check_everywhere(layers, machine)
 
     def words(rank: int, address: str, port: int) -> list[str]:
@@ -38,7 +38,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
             flags["num_processes"] = str(hosts[rank].num_processes)
         ours = [f"{TABLE[name].flag}={value}" for name, value in flags.items()]
         quiet = ["--quiet"] * (rank > 0 and not parsed.quiet)
-        return [*ours, *quiet, *remote_args(own, program, {*_HERE, *flags})]
+        return [*ours, *quiet, *job_args(own, program, {*_HERE, *flags})]
 
     if parsed.dry_run:
         address = settings.main_address or hosts[0].name
@@ -86,7 +86,7 @@ def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
     }
 
 
-def _refuse_contradictions(
+def _reject_contradictions(
     parsed: Parsed, hosts: Hosts, settings: Settings, program: Program
 ) -> None:
     """Raise for settings that contradict the hosts, and flags that only work on this machine."""

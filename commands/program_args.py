@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from headway.commands.flags import Parsed, Parser, bad_words
+from headway.commands.flags import Parsed, Parser, usage_error
 from headway.errors import ConfigError, did_you_mean
 from headway.ipc.paths import has_package, installer_of
 from headway.launcher.plan.program import Program, finder_in
 from headway.settings.setting import Seconds
 from headway.settings.table import TABLE
 
-_DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
-_UNITS = (  # as users write them
+_DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # different in each process
+_UNITS = (  # units that users may write as a separate word
     *("s", "sec", "second", "seconds", "m", "min", "minute", "minutes"),
     *("h", "hour", "hours", "d", "day", "days"),
 )
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
-_NOT_PYTHON = {  # by suffix: what the file is, and the fix
+_NOT_PYTHON = {  # suffix: description, fix
     ".ipynb": (
         "a Jupyter notebook",
         "run `jupyter nbconvert --to script {script}`, then launch the resulting .py file",
@@ -39,7 +39,7 @@ def require_torch() -> None:
 def program_from(
     parser: Parser, parsed: Parsed, own: Sequence[str], rest: Sequence[str]
 ) -> Program:
-    """Return the program and its arguments, from the words `rest` after the flags `own`.
+    """Return the program and its arguments, from the words `rest` that follow the flags `own`.
 
     Raises ConfigError if no program is given, it does not exist, or it is a notebook or a profile.
     """
@@ -47,7 +47,7 @@ def program_from(
     if parsed.module is not None:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
-        raise bad_words("no script given", fix=f"run `{parser.prog} train.py`")
+        raise usage_error("no script given", fix=f"run `{parser.prog} train.py`")
     name, *args = rest
     if parsed.no_python:
         return Program(_executable(name), tuple(args), "program")
@@ -64,7 +64,7 @@ def _is_stream(script: str) -> bool:
 def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
     """Raise if the file is missing, or its name shows that it is not a script."""
     if os.path.basename(script).rstrip("0123456789.") == "python":
-        raise bad_words(
+        raise usage_error(
             f"{script!r} is the Python interpreter, not a script",
             fix=f"remove it: `{parser.prog} train.py`",
         )
@@ -79,7 +79,7 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
     if kind:
         import shlex
 
-        raise bad_words(
+        raise usage_error(
             f"{script!r} is {kind}, not a Python script",
             fix=fix.format(script=shlex.quote(script)),
         )
@@ -96,13 +96,13 @@ def _check_archive(script: str, start: bytes) -> None:
     """Raise if a folder or zip archive has no __main__.py, or the archive is truncated."""
     finder = finder_in(script)
     if finder is None and start.startswith(b"PK\3\4"):
-        raise bad_words(
+        raise usage_error(
             f"{script!r} starts like a zip archive, but is truncated",
             fix="copy or build the archive again",
         )
     if finder is not None and finder.find_spec("__main__") is None:
         kind = "directory" if os.path.isdir(script) else "zip archive"
-        raise bad_words(
+        raise usage_error(
             f"{script!r} is a {kind} without a __main__.py, not a script",
             fix="pass the script inside it, or add a __main__.py that runs it",
         )
@@ -110,12 +110,12 @@ def _check_archive(script: str, start: bytes) -> None:
 
 def _missing(script: str, error: OSError, fix: str) -> ConfigError:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return bad_words(
+        return usage_error(
             f"script {script!r} cannot be read: {error.strerror}",
             fix="check the path and its permissions",
         )
     close = _similar_file(script)
-    return bad_words(
+    return usage_error(
         f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
         fix=fix,
     )
@@ -132,7 +132,7 @@ def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
         written = f"{spelling}={flag.options['metavar']}"
         return f"check the path; pass a value of {spelling} after '=': {written}"
     row = TABLE.get(flag.options["dest"])
-    is_duration = row is not None and isinstance(row.kind, Seconds) and value.isdecimal()
+    is_duration = row is not None and isinstance(row.parser, Seconds) and value.isdecimal()
     if is_duration and script.lower() in _UNITS:
         return f"write the duration as one word: {spelling} {value}{script[0].lower()}"
     return usual
@@ -163,7 +163,7 @@ def _executable(name: str) -> str:
 
 
 def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Name the environment that may have been intended; pipx and uv tools have their own."""
+    """Yield a note if another environment may be intended, as with pipx and uv tools."""
     beside = os.path.join(os.path.dirname(script), ".venv")
     variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):
@@ -173,7 +173,7 @@ def other_environment(script: str, python: str, environ: Mapping[str, str]) -> I
         other = os.path.join(found, "bin", "python")
         if has_package(other, "torch"):
             yield (
-                f"{python} runs the script, not {found}; fix: "
+                f"the script runs with {python}, not with {found}; fix: "
                 f"`{installer_of(other)} headway`, and launch from there"
             )
             return

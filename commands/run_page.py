@@ -1,4 +1,4 @@
-"""A run as one HTML page: its report, curves, phases, memory and changes.
+"""The HTML page of a run: report, curves, phases, memory and changes.
 
 The page is self-contained: charts are SVG, and it needs neither scripts nor the network.
 """
@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.commands.runs import command_line, ended, restarts, slow_rank, time_shares, took
+from headway.commands.runs import command_line, duration, outcome, restarts, slow_rank, time_shares
 from headway.commands.tables import when
 from headway.errors import ConfigError
 from headway.history.changes import Change
@@ -24,7 +24,7 @@ from headway.trackers.run_file import read_metrics
 _WIDTH, _HEIGHT = 440, 190
 _LEFT, _RIGHT, _BOTTOM, _TOP = 56, 16, 26, 8
 _MOST_POINTS = 300
-_MOST_RANKS = 64  # with a row or a curve
+_MOST_RANKS = 64  # ranks shown in a chart
 _MOST_METRICS = 24
 _LARGEST, _SMALLEST = 1e100, 1e-300  # limits of drawn values
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
@@ -59,7 +59,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
         f"<h1>{_text(start.program)}: {_verdict(record)}</h1>",
         _table(
             ("run", record.name),
-            ("began", f"{when(start.began_at)}, took {took(record)}"),
+            ("began", f"{when(start.began_at)}, took {duration(record)}"),
             ("time", time_shares(record)),
             ("restarts", "; ".join(restarts(record))),
             ("ranks", _ranks(record)),
@@ -70,8 +70,8 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
         ),
         *(f"<p>{_text(slow)}</p>" for slow in [slow_rank(record)] if slow),
         *_report(record),
-        *_changed(good, changes),
-        *_pictures(record.figures),
+        *_changes(good, changes),
+        *_rank_charts(record.figures),
         *_metrics(record),
         "<h2>Machine</h2>",
         _table(*start.machine.items()),
@@ -90,13 +90,13 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
 
 
 def _text(text: object) -> str:
-    """Return text of a record as HTML, with control characters escaped."""
+    """Escape text of a record for HTML, with its control characters."""
     return escape("\n".join(map(shown, str(text).split("\n"))))
 
 
 def _verdict(record: RunRecord) -> str:
-    kind = "good" if record.has_ended_well else "bad" if record.end is not None else ""
-    return f'<span class="{kind}">{_text(ended(record))}</span>'
+    kind = "good" if record.has_succeeded else "bad" if record.end is not None else ""
+    return f'<span class="{kind}">{_text(outcome(record))}</span>'
 
 
 def _ranks(record: RunRecord) -> str:
@@ -117,7 +117,7 @@ def _report(record: RunRecord) -> Iterator[str]:
         yield f"<h2>Report</h2><pre>{_text(record.end.report)}</pre>"
 
 
-def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]:
+def _changes(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]:
     if good is None:
         return
     yield f"<h2>Changed since run {_text(good.name)}, which succeeded</h2>"
@@ -132,7 +132,7 @@ def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]
     yield "</table>"
 
 
-def _pictures(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
+def _rank_charts(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
     drawn = {rank: figures[rank] for rank in sorted(figures)[:_MOST_RANKS] if figures[rank]}
     if not drawn:
         return
@@ -256,11 +256,11 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
         parts.append(f"<{kind} {shape}><title>{_text(curve.label)}</title></{kind}>")
     yield f"<h2>{_text(title)}</h2>" + _svg(title, _HEIGHT, parts)
     if len(drawn) > 1:
-        yield _keys(zip((curve.label for curve in drawn), colours, strict=True))
+        yield _legend(zip((curve.label for curve in drawn), colours, strict=True))
 
 
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
-    """Return a bar per rank with its time in each known phase, relative to the longest."""
+    """Return a bar per rank, divided by phase and scaled to the longest."""
     every = [row for rows in figures.values() for row in rows]
     phases = [phase for phase in _PHASES if any(getattr(row, phase[1]) for row in every)]
     totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}
@@ -282,7 +282,7 @@ def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
             )
             x += width
     keys = [*((name, colour) for name, _, colour in phases), _REST]
-    return _svg("Time of each rank", len(figures) * row_height, parts) + _keys(keys)
+    return _svg("Time of each rank", len(figures) * row_height, parts) + _legend(keys)
 
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:
@@ -290,7 +290,7 @@ def _svg(title: str, height: int, parts: Sequence[str]) -> str:
     return f"{head}{''.join(parts)}</svg>"
 
 
-def _keys(named: Iterable[tuple[str, str]]) -> str:
+def _legend(named: Iterable[tuple[str, str]]) -> str:
     return "".join(
         f'<span class="key"><i style="background:{colour}"></i>{_text(name)}</span>'
         for name, colour in named

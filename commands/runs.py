@@ -1,4 +1,4 @@
-"""`headway runs`: list recorded runs, and show how two of them differ."""
+"""`headway runs`: list recorded runs, and compare two of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from headway.launcher.remote.protocol import RUN_VARIABLES
 
 RUN = "RUN: a name listed by `headway runs`, or its beginning or end (default: the newest run)."
 UNKNOWN = "unknown"
-"""The status of a run whose end was not recorded."""
-_NAMED = {0: "well", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "failed as before"}
+"""The status of a run whose exit was not recorded."""
+_NAMED = {0: "ok", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "repeated failure"}
 _LEAST_STEPS = 20  # before a rank can be reported as slow
 _OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
 """Columns that are omitted on a narrow terminal."""
@@ -31,9 +31,8 @@ _HEAD = (
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "runs",
-        "List recorded runs, newest last: when each started, how it ended, how many steps it made "
-        "and how fast. `headway launch` keeps a record of each of the last 200 runs, unless the "
-        "setting record is off.",
+        "List recorded runs, newest last, with their start, result, steps and speed. `headway "
+        "launch` records each run, unless the setting record is off, and keeps the last 200.",
         usage="headway runs [--json]\n       headway runs diff [--json] A B",
         appendix=f"\n{RUN}\n",
     )
@@ -51,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         if rows:
             print_table(_HEAD, rows, _OPTIONAL)
         else:
-            log("no runs are recorded yet: `headway launch` records one")
+            log("no runs are recorded yet: `headway launch` records each run")
         if records and (line := command_line(records[-1])):
             log(f"to repeat the newest: {line}")
     if refused:
@@ -68,13 +67,13 @@ def as_json(record: RunRecord) -> dict[str, object]:
         "script": start.script or start.program,
         "arguments": list(start.arguments),
         "ranks": start.num_processes * start.num_machines,
-        "ended": ended(record),
+        "ended": outcome(record),
         "exit_code": None if end is None else end.exit_code,
         "steps": record.num_steps or None,
         "samples_per_s": record.samples_per_s,
         "time": record.shares,
         "restarts": [{"cause": row.cause, "step": row.failed_at_step} for row in restarted],
-        "restarts_used": _used(record),
+        "restarts_used": _restarts_used(record),
         "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
         "path": record.path,
         "command": command_line(record),
@@ -112,16 +111,16 @@ def _row(record: RunRecord, script: str) -> tuple[str, ...]:
         when(start.began_at),
         shown(script),
         str(start.num_processes * start.num_machines),
-        ended(record),
-        _used(record) if record.attempts[1:] else "-",
+        outcome(record),
+        _restarts_used(record) if record.attempts[1:] else "-",
         str(record.num_steps or "-"),
         "-" if speed is None else f"{speed:.4g}",
         "-" if (parts := record.shares) is None else f"{parts['training'] * 100:.0f} %",
-        took(record),
+        duration(record),
     )
 
 
-def ended(record: RunRecord) -> str:
+def outcome(record: RunRecord) -> str:
     if record.end is None:
         return "running" if is_running(record) else UNKNOWN
     code = record.end.exit_code
@@ -130,14 +129,14 @@ def ended(record: RunRecord) -> str:
     return _NAMED.get(code, f"exit code {code}")
 
 
-def took(record: RunRecord) -> str:
+def duration(record: RunRecord) -> str:
     """Return the duration of a run, or `-` if unknown."""
     if record.end is None:
         return "-"
-    return _duration(max(record.end.time - record.start.began_at, 0.0))
+    return _formatted(max(record.end.time - record.start.began_at, 0.0))
 
 
-def _duration(seconds: float) -> str:
+def _formatted(seconds: float) -> str:
     if not seconds < 1e9:
         return "-"
     if seconds < 60:
@@ -147,25 +146,25 @@ def _duration(seconds: float) -> str:
 
 
 def time_shares(record: RunRecord) -> str:
-    """Return how the wall time of a run was spent; empty if unknown."""
+    """Return the breakdown of a run's wall time; empty if unknown."""
     wall_s = record.end.time - record.start.began_at if record.end is not None else 0.0
     return ", ".join(
-        f"{part * 100:.1f} % {name} ({_duration(part * wall_s)})"
+        f"{part * 100:.1f} % {name} ({_formatted(part * wall_s)})"
         for name, part in (record.shares or {}).items()
         if part >= 0.0005
     )
 
 
 def restarts(record: RunRecord) -> list[str]:
-    """Return how many of the allowed restarts were used, and the cause of each."""
+    """Return the number of restarts used, and the cause of each."""
     causes = [
         attempt.cause + (f" at step {attempt.failed_at_step}" if attempt.failed_at_step else "")
         for attempt in record.attempts[1:]
     ]
-    return [f"{_used(record)} restarts used", *causes] if causes else []
+    return [f"{_restarts_used(record)} restarts used", *causes] if causes else []
 
 
-def _used(record: RunRecord) -> str:
+def _restarts_used(record: RunRecord) -> str:
     used = record.attempts[-1].num_restarts if record.attempts else 0
     return f"{used} of {record.start.settings.get('max_restarts', '?')}"
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import psutil
 
-from headway.commands.flags import Parser, bad_words
+from headway.commands.flags import Parser, usage_error
 from headway.commands.tables import print_table
 from headway.commands.top import HEAD, row_of
 from headway.errors import LaunchError
 from headway.launcher.diagnosis.run_socket import ActiveRun, list_runs, request_stacks
 
-_TIMEOUT_S = 60.0  # ranks have some seconds to respond to the launcher
+_TIMEOUT_S = 60.0  # longer than the launcher waits for its ranks
 
 PID = "PID: the process ID of the launcher or of a rank; optional if you have only one launch here"
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "stack",
         "Print the stacks of all ranks of a running `headway launch`, the time since the last "
-        "progress, and which ranks the others wait for. The ranks are not interrupted. Ctrl-\\ "
+        "progress, and the ranks that block the others. The ranks are not interrupted. Ctrl-\\ "
         "in the launcher's terminal does the same.",
         usage="headway stack [PID]",
         appendix=f"\n{PID}\n",
@@ -54,7 +54,7 @@ def _process(text: str) -> psutil.Process:
     try:
         return psutil.Process(int(text))
     except (ValueError, psutil.NoSuchProcess):
-        raise bad_words(
+        raise usage_error(
             f"{text!r} is not the ID of a running process", fix="`headway top` lists your launches"
         ) from None
 
@@ -65,7 +65,7 @@ def _only_run() -> ActiveRun:
         return runs[0]
     if runs:
         print_table(HEAD, [row_of(run) for run in runs])
-        raise bad_words(
+        raise usage_error(
             f"{len(runs)} launches are running on this machine",
             fix=f"pass a process ID: `headway stack {runs[-1].pid}`",
         )
@@ -83,7 +83,7 @@ def _run_of(process: psutil.Process) -> ActiveRun:
     for parent in (process, *process.parents()):
         if parent.pid in runs:
             return runs[parent.pid]
-    _refuse_another_user(process)
+    _reject_other_user(process)
     below = [child.pid for child in process.children(recursive=True) if child.pid in runs]
     if len(below) == 1:
         return runs[below[0]]
@@ -94,14 +94,14 @@ def _run_of(process: psutil.Process) -> ActiveRun:
             fix=f"pass the ID of a launch: {', '.join(map(str, below))}",
         )
     raise LaunchError(
-        f"process {process.pid} does not belong to a launch with a launcher",
+        f"process {process.pid} is not part of a launch with a launcher",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="pass the ID of the launcher or of a rank of a running `headway launch`",
     )
 
 
-def _refuse_another_user(process: psutil.Process) -> None:
+def _reject_other_user(process: psutil.Process) -> None:
     user = process.username()
     if process.uids().effective != os.geteuid():
         raise LaunchError(

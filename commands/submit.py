@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.commands.elsewhere import Moved, RemoteJob, check_everywhere, moved, remote_args
 from headway.commands.flags import Parsed
+from headway.commands.remote_job import Relocated, RemoteJob, check_everywhere, job_args, relocate
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_path
@@ -34,10 +34,10 @@ from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.table import OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
-_MAX_BYTES = 50 * 2**20  # of the code in a snapshot
+_MAX_BYTES = 50 * 2**20  # maximum size of a snapshot
 _FOLDER = "headway-jobs"  # for snapshots and logs, unless log_dir is set
 _SET_BY_SLURM = OF_MACHINES[1:]
-_SAVING_S = 90  # before the time limit, in addition to the grace period
+_SAVING_S = 90  # between the stop signal and the time limit, in addition to the grace period
 _EARLIER_S = 60  # SLURM may send a signal this much early
 _START_S = 60  # for a job to start, before it has anything to save
 _HERE = {"--submit", "--dry-run", "--show-secrets", *OF_JOBS, "num_machines"}
@@ -48,7 +48,7 @@ _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
 _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 
-class _Inherited(NamedTuple):
+class _JobEnv(NamedTuple):
     written: Mapping[str, str]  # set by the batch script
     forwarded_env: Mapping[str, str]  # sbatch's environment, including the secrets
     secrets: Sequence[str]  # the names of the variables with secrets
@@ -60,14 +60,14 @@ def submit(request: RemoteJob) -> int:
     Raises ConfigError for an error that every machine would report, LaunchError if sbatch fails.
     """
     parsed, own, program, layers, machine, environ = request
-    settings = _checked(layers, machine, environ)
-    _refuse_elsewhere(parsed, settings)
+    settings = _resolved(layers, machine, environ)
+    _reject_local_flags(parsed, settings)
     name = re.sub(r"[^\w.-]", "_", os.path.splitext(os.path.basename(program.name))[0])
     folder = os.path.abspath(settings.log_dir or _FOLDER)
     options = _options(settings, name, folder)
     inherited = _inherited(parsed, environ, options)
     into = os.path.join(folder, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    frozen = _frozen(request, settings, into, inherited.written)
+    frozen = _snapshot(request, settings, into, inherited)
     program, written = frozen.program, {**inherited.written, **frozen.variables}
     words = _words(own, program)
     if parsed.dry_run and not parsed.show_secrets:
@@ -89,26 +89,26 @@ def submit(request: RemoteJob) -> int:
     return 0
 
 
-def _frozen(request: RemoteJob, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
-    """Copy the program's code into `into`; return it there, with the profiles' current values."""
-    program, folder = request.program, os.getcwd()
+def _snapshot(request: RemoteJob, settings: Settings, into: str, inherited: _JobEnv) -> Relocated:
+    """Copy the program's code into `into`; return the copy, with the profiles' values."""
+    program, folder, written = request.program, os.getcwd(), inherited.written
     if settings.snapshot == OFF:
-        return Moved(program, {})
+        return Relocated(program, {})
     script = script_path(program.kind, program.name)
     commit = read_commit(os.path.dirname(script) or folder)
     if commit is None:
         _note(request, "the script is not in a git commit: the job runs the code as it is at start")
-        return Moved(program, {})
+        return Relocated(program, {})
     name = os.path.relpath(os.path.realpath(script), commit.root)
     if script and name not in _files_of(commit.root):
-        _note(request, "git ignores the script: the job runs the code as it is at start")
-        return Moved(program, {})
+        _note(request, "git ignores the script: the job runs the code as it is when it starts")
+        return Relocated(program, {})
     if request.parsed.dry_run:
         _note(request, "the job will run a snapshot of the code, taken at submission")
-        return Moved(program, {})
+        return Relocated(program, {})
     code = _copy(commit, os.path.dirname(into), into)
-    values = {name: text for name, text in _of_profiles(request) if name not in written}
-    frozen = moved(program, folder, commit.root, code)
+    values = {name: text for name, text in _profile_variables(request) if name not in written}
+    frozen = relocate(program, folder, commit.root, code)
     in_place = "--set snapshot=off runs it in place"
     _note(
         request,
@@ -175,8 +175,8 @@ def _note(request: RemoteJob, text: str) -> None:
         log(f"note: {text}")
 
 
-def _of_profiles(request: RemoteJob) -> Iterator[tuple[str, str]]:
-    """Yield the profiles' settings as variables, except `env`, which may hold secrets."""
+def _profile_variables(request: RemoteJob) -> Iterator[tuple[str, str]]:
+    """Yield the profiles' settings as variables, except `env`, which may contain secrets."""
     for layer in request.layers:
         for name, entry in layer.items():
             is_of_profile = entry.origin.layer in (Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
@@ -185,7 +185,7 @@ def _of_profiles(request: RemoteJob) -> Iterator[tuple[str, str]]:
                 yield TABLE[name].variable, raw if isinstance(raw, str) else ",".join(raw)
 
 
-def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
+def _reject_local_flags(parsed: Parsed, settings: Settings) -> None:
     """Raise for flags and settings that apply to a single machine."""
     given = [name for name in _SET_BY_SLURM if settings.origin(name).is_for_this_launch]
     asked = {"--in-process": parsed.in_process, "--machine": parsed.machine is not None}
@@ -198,7 +198,7 @@ def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
         )
 
 
-def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
+def _resolved(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
     """Return the validated settings; detected values are those of this machine."""
     check_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
@@ -212,7 +212,7 @@ def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, 
 
 
 def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
-    """Return the options of sbatch; those in the setting override ours."""
+    """Return the options of sbatch; the setting `sbatch` overrides the others."""
     own = settings.sbatch
     pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if 'array' in own else '%j'}.log"
     options = {
@@ -241,7 +241,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
         )
     options |= own
     for key, value in options.items():
-        _refuse_unwritable(key, value)
+        _reject_unwritable(key, value)
     return options
 
 
@@ -275,7 +275,7 @@ def _gpus(settings: Settings) -> dict[str, str]:
     return {} if count is None else {"gpus-per-node": str(count)}
 
 
-def _refuse_unwritable(key: str, value: str) -> None:
+def _reject_unwritable(key: str, value: str) -> None:
     """Raise for values that a batch script cannot contain, or that SLURM would change."""
     if not value.isprintable() or (key == "output" and "\\" in value):
         raise ConfigError(
@@ -285,13 +285,11 @@ def _refuse_unwritable(key: str, value: str) -> None:
         )
 
 
-def _inherited(
-    parsed: Parsed, environ: Mapping[str, str], options: Mapping[str, str]
-) -> _Inherited:
+def _inherited(parsed: Parsed, environ: Mapping[str, str], options: Mapping[str, str]) -> _JobEnv:
     """Return the job's environment; secrets are passed only through sbatch."""
     flagged = [word for word in parsed.env or () if masked_pairs([word]) != [word]]
     kept = environ.get(_ENV.variable, "")
-    both = {**Settings.env.kind(kept), **Settings.env.kind(flagged)}
+    both = {**Settings.env.parser(kept), **Settings.env.parser(flagged)}
     with_secrets = {**environ, _ENV.variable: shlex.join(f"{k}={v}" for k, v in both.items())}
     held = environment_layer(environ).keys() - {*OF_MACHINES}
     names = [row.variable for row in TABLE.values() if row.name in held]
@@ -305,7 +303,7 @@ def _inherited(
             where=f"sbatch's option export, which is {exported!r}",
             fix="remove that option, or read the secret from a file in the script",
         )
-    return _Inherited(
+    return _JobEnv(
         written={name: environ[name] for name in names if name not in secrets},
         forwarded_env=_without_run_variables(with_secrets if flagged else environ),
         secrets=secrets,
@@ -330,11 +328,11 @@ def _words(own: Sequence[str], program: Program) -> list[str]:
     public = [
         word for word, name, value in parts if name != _ENV.flag or masked_pairs([value]) == [value]
     ]
-    return remote_args(public, program, _HERE)
+    return job_args(public, program, _HERE)
 
 
 def _print_notes(
-    options: Mapping[str, str], inherited: _Inherited, program: Program, *, is_quiet: bool
+    options: Mapping[str, str], inherited: _JobEnv, program: Program, *, is_quiet: bool
 ) -> None:
     if inherited.secrets:
         log(
@@ -344,10 +342,10 @@ def _print_notes(
     if masked_command(program.args) != list(program.args):
         log(
             "note: an argument looks like a secret and is in the batch script, which SLURM stores; "
-            "an environment variable would not be"
+            "pass it in an environment variable instead"
         )
     if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
-        log("note: SLURM may give one core per machine; request more with --sbatch cpus-per-task=N")
+        log("note: SLURM may allocate one core per machine; set --sbatch cpus-per-task=N")
 
 
 def _make_folder(folder: str, settings: Settings) -> None:

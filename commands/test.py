@@ -21,9 +21,9 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway test`; return 1 if a check fails."""
     parser = Parser(
         "test",
-        "Train for a few seconds as `headway launch` would here, and check that all ranks start, "
-        "all-reduce, the chosen precision and sharded data loaders work, and a training step "
-        "equals that of a single process.",
+        "Train for a few seconds with the plan of `headway launch`. Check that all ranks start, "
+        "that all-reduce, the precision and sharded data loaders work, and that a training step "
+        "has the same result as in a single process.",
     )
     parser.flag("--json", help="print one JSON object: {checks}")
     parser.flag("--cpu", help="alias for --device cpu")

@@ -1,4 +1,4 @@
-"""`headway top [RUN]`: a live view of the ranks of running launches, and which rank is slow."""
+"""`headway top [RUN]`: a live view of running launches and their ranks, with the slow rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.commands.flags import Parser, bad_words
+from headway.commands.flags import Parser, usage_error
 from headway.commands.tables import print_table, when
 from headway.ipc.stderr import shown, size
 from headway.launcher.diagnosis.run_socket import ActiveRun, request_figures
@@ -53,8 +53,8 @@ class Watched(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "top",
-        "Show your running launches on this machine, and a row for each rank of a launch: its "
-        "step, where its time goes, its memory and its last line, until q or Ctrl-C. Phases of a "
+        "Show your running launches on this machine, and the step, time per phase, memory and last "
+        "line of each rank of a launch, until q or Ctrl-C. Phases of a "
         "step are shown for scripts that use Accelerator. A single process has no launcher, and "
         "is shown only with `headway launch --supervise`.",
         usage="headway top [RUN] [--json]",
@@ -91,7 +91,7 @@ def _chosen(word: str | None) -> list[Watched]:
         return runs
     found = [run for run in runs if str(run.run.pid) == word]
     if not found:
-        raise bad_words(
+        raise usage_error(
             f"{word!r} is not the process ID of one of your running launches",
             fix="`headway top` lists them",
         )
@@ -107,7 +107,7 @@ def row_of(run: ActiveRun) -> tuple[str, ...]:
 class _Table(NamedTuple):
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    styles: Sequence[str] = ()  # of its rows
+    styles: Sequence[str] = ()  # one per row
 
 
 def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
@@ -154,7 +154,7 @@ def watch(word: str | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[list[int]]:
-    """Yield the descriptor from which keys can be read as they are typed, if there is one."""
+    """Yield the terminal's descriptor, unbuffered, in a list; empty without a terminal."""
     import termios
     import tty
 

@@ -1,4 +1,4 @@
-"""`headway why [RUN]`: show how a run ended, and what changed since the last successful run."""
+"""`headway why [RUN]`: show the result of a run, and the changes since the last successful run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from headway.commands.runs import (
     UNKNOWN,
     as_json,
     command_line,
-    ended,
+    duration,
+    outcome,
     print_changes,
     restarts,
     slow_rank,
     time_shares,
-    took,
 )
 from headway.commands.tables import when
 from headway.errors import ConfigError
 from headway.history.changes import changes
-from headway.history.record import RunRecord, find, last_good, read_all
+from headway.history.record import RunRecord, find, last_successful, read_all
 from headway.ipc.stderr import shown
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "why",
-        "Show how a run ended, with the report of its failure, and what changed since the last "
+        "Show the result of a run, with the report of its failure, and the changes since the last "
         "successful run of the same script: settings, arguments, code and commit, variables, "
         "machine, data and packages.",
         usage="headway why [--json | --html FILE] [RUN]",
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.json and parsed.html is not None:
         parser.error("--json and --html are mutually exclusive: pass one of them")
     record = find(name)
-    good = last_good(record, read_all()[0])
+    good = last_successful(record, read_all()[0])
     found = [] if good is None else changes(good, record)
     if parsed.html is not None:
         from headway.commands.run_page import page
@@ -75,7 +75,7 @@ def _print(record: RunRecord) -> None:
     start, end = record.start, record.end
     ranks = start.num_processes * start.num_machines
     print(f"run {record.name}: {shown(start.program)} on {ranks} rank{'s' * (ranks > 1)}")
-    print(f"began {when(start.began_at)}, took {took(record)}, ended: {ended(record)}")
+    print(f"began {when(start.began_at)}, took {duration(record)}, ended: {outcome(record)}")
     if spent := time_shares(record):
         print(f"time: {spent}")
     for number, line in enumerate(restarts(record)):
@@ -88,7 +88,7 @@ def _print(record: RunRecord) -> None:
         print()
         for line in end.report.splitlines():
             print(shown(line))
-    elif end is None and ended(record) == UNKNOWN:
+    elif end is None and outcome(record) == UNKNOWN:
         alone = ", or it created no Accelerator" if start.supervised is None else ""
         print(f"its end was not recorded: it was killed, or its machine stopped{alone}")
     if record.commit is None:

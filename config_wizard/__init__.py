@@ -1,1 +1,1 @@
-"""The questionnaire of `headway config`; it never launches."""
+"""The wizard of `headway config`."""

@@ -83,7 +83,7 @@ def interview(
 
 
 def _reply(question: Question, facts: WizardFacts, answers: Answers, prompter: Prompter) -> str:
-    """Ask until the reply is BACK_KEY or an answer that a launch accepts."""
+    """Ask until the reply is BACK_KEY or a valid answer."""
     refused: Problem | None = None
     while True:
         try:
@@ -111,7 +111,7 @@ def _checked(
     if (name, answer) in ((FINISH, BACK), (FINISH, CANCEL)):
         return answer, None
     problem = _invalid(question, answer)
-    # an unsupported value gets its own reason instead of "is not one of"
+    # report why a choice is unsupported, instead of listing the supported ones
     if problem is None or (name in TABLE and answer in TABLE[name].choices):
         refused = problems_so_far(facts, {**answers, name: answer})
         problem = refused[0] if refused else problem
@@ -134,7 +134,8 @@ def _invalid(question: Question, answer: str) -> Problem | None:
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
-        return Problem(f"{name} is {question.shown(answer)!r}, {error}", "your answer", _AGAIN)
+        what = f"invalid value {question.shown(answer)!r} for {name}: {error}"
+        return Problem(what, "your answer", _AGAIN)
     return None
 
 

@@ -22,7 +22,7 @@ from headway.settings.setting import AUTO, Raw, as_words
 from headway.settings.table import NO, TABLE, YES, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
-"""Questions that are not settings: which profile to write, ask for more, what to do with it."""
+"""Questions that are not settings: the profile to write, more settings, and the last step."""
 
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
@@ -32,7 +32,7 @@ NONE = "-"
 """The answer that removes an optional setting from the profile."""
 
 _ALWAYS = ("device", "num_processes", "mixed_precision")
-"""Settings that every profile written here contains, whether or not they are asked."""
+"""Settings that the wizard always writes, even without asking."""
 
 _MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
@@ -40,7 +40,7 @@ _REQUIRED = ("main_address",)
 """Optional settings that must be answered if asked."""
 
 _PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""The address of machine 0 until it is asked for, so that it is not reported as missing."""
+"""Replaces the address of machine 0 before its question: a missing address is an error."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
@@ -68,7 +68,7 @@ class Question(NamedTuple):
     default: str
     help: str
     choices: tuple[Option, ...] = ()  # empty: a line is typed
-    reason: str = ""  # of the default, for a typed line
+    reason: str = ""  # reason for the default of a typed line
 
     @property
     def offer(self) -> str:
@@ -85,12 +85,12 @@ class Question(NamedTuple):
 class WizardFacts(NamedTuple):
     machine: Machine
     profiles: Mapping[str, Mapping[str, Raw]]  # the current settings, by place
-    paths: Mapping[str, str]  # of profiles that may be written, as displayed, by place
+    paths: Mapping[str, str]  # displayed paths of the profiles to write, by place
     given: Mapping[str, Raw]  # answers from the command line or a file; not asked for
-    problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # of a launch with these settings
-    redetect: bool = False  # do not take device, processes and precision from the profiles
+    problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # checks a launch
+    redetect: bool = False  # ignore the profiles' device, processes and precision
     can_test: bool = False  # with `headway test`; not possible for a recorded machine
-    removed: Mapping[str, Raw] = MappingProxyType({})  # answers undone by going back; defaults now
+    removed: Mapping[str, Raw] = MappingProxyType({})  # undone answers, now defaults
 
 
 Answers = Mapping[str, str]
@@ -252,7 +252,7 @@ QUESTIONS = (
     Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
     Ask("machine_rank", "What is the rank of this machine, from 0?", lambda of: of.has_machines),
     Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
-    Ask("strategy", "How should ranks share a model?", WizardState.wants_more),
+    Ask("strategy", "How should the model be parallelized?", WizardState.wants_more),
     Ask(
         "activation_checkpointing",
         "Recompute activations in the backward pass?",
@@ -263,7 +263,7 @@ QUESTIONS = (
         "How many ranks per copy of the model?",
         lambda of: of.wants_more() and of.known.get("strategy") == HSDP,
     ),
-    Ask("wrap", "Which modules should be gathered together?", _sharded),
+    Ask("wrap", "Which modules should be sharded as units?", _sharded),
     Ask("cpu_offload", "Keep parameters on the CPU?", lambda of: _sharded(of) and of.has_gpus),
     Ask(FINISH, "What now?", choices=_endings),
 )
@@ -271,7 +271,7 @@ QUESTIONS = (
 
 
 def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tuple[str, str]:
-    """Return the default answer, the previous answer if valid, and for a typed line the reason."""
+    """Return the default (the previous answer if valid) and, for a typed line, its reason."""
     facts, earlier = state.facts, _previous(name, state)
     if choices:
         values = [choice.value for choice in choices]
@@ -287,7 +287,7 @@ def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tupl
     if earlier is None:
         earlier = NONE if is_optional(name) else str(TABLE[name].default)
     elif name == "env" and earlier != NONE:
-        earlier = Settings.env.kind(earlier)
+        earlier = Settings.env.parser(earlier)
     reason = ""
     if name == "devices":
         profile = profile_after(facts, state.answers)
@@ -298,7 +298,7 @@ def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tupl
 
 
 def _previous(name: str, state: WizardState) -> Raw | None:
-    """Return the answer before going back, or the value in the profile that is edited."""
+    """Return the undone answer, or the value in the profile."""
     facts = state.facts
     if name in facts.removed:
         return facts.removed[name]
@@ -311,7 +311,7 @@ def _previous(name: str, state: WizardState) -> Raw | None:
     if not given:
         return values.get(name)
     variables = {key.partition(".")[2]: str(raw) for key, raw in given.items()}
-    return {**Settings.env.kind(values.get(name) or {}), **variables}
+    return {**Settings.env.parser(values.get(name) or {}), **variables}
 
 
 def _best_processes(state: WizardState) -> tuple[str, str]:
@@ -336,13 +336,13 @@ def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
     for name, raw in known.items():
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
-            values[setting] = {**Settings.env.kind(values.get(setting, {})), variable: str(raw)}
+            values[setting] = {**Settings.env.parser(values.get(setting, {})), variable: str(raw)}
         if name not in TABLE:
             continue
         if raw == NONE and is_optional(name):
             values.pop(name, None)
         elif TABLE[name].shape == "map":
-            values[name] = TABLE[name].kind(raw)
+            values[name] = TABLE[name].parser(raw)
         elif (
             name in weaker
             and name not in own
@@ -367,9 +367,9 @@ def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
 
 def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
     """Remove variables that the weaker profile sets to the same value: they may be secrets."""
-    theirs = Settings.env.kind(weaker.get("env", {}))
+    theirs = Settings.env.parser(weaker.get("env", {}))
     if "env" in values and theirs:
-        ours = Settings.env.kind(values["env"])
+        ours = Settings.env.parser(values["env"])
         values["env"] = {name: text for name, text in ours.items() if theirs.get(name) != text}
         if not values["env"]:
             del values["env"]

@@ -45,10 +45,10 @@ def _facts(row: Setting[object]) -> Iterator[tuple[str, str]]:
     yield "default", "not set" if row.default in (None, {}) else f"`{row.default}`"
     if row.choices:
         yield "values", ", ".join(f"`{word}`" for word in row.choices)
-    elif isinstance(row.kind, Count):
-        highest = f" to {row.kind.maximum}" if row.kind.maximum is not None else " or more"
+    elif isinstance(row.parser, Count):
+        highest = f" to {row.parser.maximum}" if row.parser.maximum is not None else " or more"
         auto = f", or `{AUTO}`" if row.default == AUTO else ""
-        yield "values", f"a whole number, {row.kind.minimum}{highest}{auto}"
+        yield "values", f"a whole number, {row.parser.minimum}{highest}{auto}"
     if row.needs_launcher:
         yield "launcher", "required, even for a single process"
 

@@ -67,7 +67,7 @@ __all__ = sorted([*_HOMES, "__version__"])
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        from headway.migration.topics import raise_missing  # only for missing names
+        from headway.migration.missing import raise_missing  # only for missing names
 
         raise_missing("", name, __name__)
     return getattr(import_module(_HOMES[name]), name)

@@ -25,7 +25,7 @@ from headway.distributed.handler import Handlers, KwargsHandler, check_call, che
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
-from headway.history import own
+from headway.history import process_record
 from headway.precision.precision import AutocastKwargs, Precision
 from headway.state import share, share_accumulation
 from headway.strategies.compilation import (
@@ -1132,12 +1132,12 @@ class Accelerator(Process):
             ends.callback(self.parts.tracking.finish)
             ends.callback(self.parts.preemption.release)
             self.parts.checkpoints.close()
-        own.note_end_of_training()
+        process_record.mark_trained()
 
     if not TYPE_CHECKING:  # type checkers must report missing members
 
         def __getattr__(self, name: str) -> Any:
-            from headway.migration.topics import refuse_member  # only for missing members
+            from headway.migration.missing import raise_if_missing  # only for missing members
 
-            refuse_member(name, self)
+            raise_if_missing(name, self)
             return object.__getattribute__(self, name)  # raises the original AttributeError

@@ -88,6 +88,6 @@ __all__ = [name for name in dir() if not name.startswith("_") and name not in _O
 if not typing.TYPE_CHECKING:  # type checkers must report missing names
 
     def __getattr__(name: str) -> typing.NoReturn:
-        from headway.migration.topics import raise_missing
+        from headway.migration.missing import raise_missing
 
         raise_missing("utils", name, __name__)

@@ -118,13 +118,13 @@ def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | No
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
     """Write the record of a process without a launcher; return the variable with its path."""
-    from headway.history.store import begin, lost, new_path
+    from headway.history.store import begin, failure_message, new_path
 
     path = new_path(environ)
     try:
         begin(path, start(), _DIFF_WITHIN_S)
     except OSError as error:
-        log(lost(error))
+        log(failure_message(error))
         return {}
     return {RECORD_VARIABLE: f"{os.getpid()}:{path}"}
 

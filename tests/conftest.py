@@ -240,17 +240,17 @@ def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
 
 @cache
 def _asking() -> Callable[..., Any]:
-    from headway.machine import asking, source
+    from headway.machine import source, torch_query
 
-    return cache(partial(asking.ask_torch, source.Source("/")))
+    return cache(partial(torch_query.query_torch, source.Source("/")))
 
 
 @pytest.fixture
 def torch_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask torch for its devices, which takes another Python that imports it, once for all tests."""
     ask = _asking()
-    for place in ("machine.asking", "commands.doctor"):
-        monkeypatch.setattr(f"headway.{place}.ask_torch", lambda _, *words: ask(*words))
+    for place in ("machine.torch_query", "commands.doctor"):
+        monkeypatch.setattr(f"headway.{place}.query_torch", lambda _, *words: ask(*words))
 
 
 @pytest.fixture(autouse=True)

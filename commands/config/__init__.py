@@ -10,14 +10,14 @@ from importlib import import_module
 
 from headway.errors import ConfigError, did_you_mean
 
-SUBCOMMANDS = {  # name: the function that runs it, its help
+SUBCOMMANDS = {  # name: (function, help)
     "show": ("config.show.show", "print every setting and its value; with --origin, its origin"),
-    "get": ("config.show.get", "KEY: print the value that a launch here uses"),
+    "get": ("config.show.get", "KEY: print the value that a launch would use"),
     "path": ("config.show.path", "print the path of your profile: $EDITOR $(headway config path)"),
     "list": ("config.show.list_profiles", "list your profiles, and the one in use"),
     "validate": ("config.check.validate", "check profiles, for CI: exit code 1 if one is invalid"),
-    "set": ("config.edit.set_keys", "KEY=VALUE ...: change only these"),
-    "unset": ("config.edit.unset_keys", "KEY ...: remove these; their values are then detected"),
+    "set": ("config.edit.set_keys", "KEY=VALUE ...: set keys"),
+    "unset": ("config.edit.unset_keys", "KEY ...: remove keys; their values are then detected"),
     "export": (
         "exchange.export_settings.export",
         "--format env|sh|k8s: print the settings for another tool",

@@ -76,7 +76,7 @@ def make_parser(appendix: str = "") -> Parser:
         default=[],
         help="set this value without asking for it (repeatable)",
     )
-    parser.flag("--dry-run", help="print what would be written, without writing it")
+    parser.flag("--dry-run", help="print the new profile without writing it")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     return parser
 
@@ -129,7 +129,7 @@ def _prompter() -> Prompter:
     return TerminalPrompter() if is_terminal and not dumb else PlainPrompter()
 
 
-# what the questions depend on
+# inputs of the questions
 
 
 def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
@@ -183,18 +183,18 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
 def problems_of(
     values: Mapping[str, Raw], machine: Machine, sources: Sequence[Entries] = ()
 ) -> Sequence[Problem]:
-    """Return the problems of a launch with `values`; those in `sources` keep their origin."""
+    """Return the problems of a launch with `values`; values from `sources` keep their origin."""
     known = {
         (name, str(entry.raw)): Origin(Layer.ANSWERS, reason=str(entry.origin))
         for layer in sources
         for name, entry in layer.items()
     }
-    # in one layer, as they will be in one file
+    # a single layer, because the profile will be a single file
     layer = {n: Entry(raw, known.get((n, str(raw)), _ANSWERED)) for n, raw in values.items()}
     return launch_problems([layer], machine)
 
 
-# what is printed and written
+# output
 
 
 def introduction(facts: WizardFacts) -> str:

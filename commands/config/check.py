@@ -26,11 +26,11 @@ SCRIPT = "your_script.py"
 
 
 def validate(argv: Sequence[str]) -> int:
-    """Check the named files, or those that a launch here would read; return 1 if one is invalid."""
+    """Run `headway config validate`; return 1 if a profile is invalid."""
     parser = Parser(
         "config validate",
-        "Check the given profiles, or those that a launch here would read. A profile may be for "
-        "another machine: values that only this machine does not support are not errors.",
+        "Check the given profiles, or the profiles that a launch would read. A profile may be for "
+        "another machine: values that are unsupported only on this machine are not errors.",
         usage="headway config validate [--profile NAME] [FILE ...]",
     )
     parser.shared_flags("--profile")
@@ -51,7 +51,7 @@ def validate(argv: Sequence[str]) -> int:
 
 
 def is_valid(paths: Sequence[str], machine: Machine) -> bool:
-    """Print the problems that these profiles together have on any machine, or `ok`."""
+    """Print the machine-independent problems of these profiles together, or `ok`."""
     try:
         found = profile_problems([read_profile(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
@@ -70,9 +70,9 @@ def plan_for(
     cluster: Entries = NOTHING,
 ) -> LaunchPlan:
     machine = with_idle_gpus(machine)
-    settings, unread = try_resolve(layers, machine, environ, cluster)
+    settings, invalid = try_resolve(layers, machine, environ, cluster)
     program, python = Program(SCRIPT), ["python"]
-    return build_plan(settings, machine, program, python=python, environ=environ, problems=unread)
+    return build_plan(settings, machine, program, python=python, environ=environ, problems=invalid)
 
 
 def launch_problems(
@@ -89,7 +89,7 @@ def launch_problems(
 
 
 def with_idle_gpus(machine: Machine) -> Machine:
-    """Return the machine with all GPUs idle: only a launch checks which are busy."""
+    """Return the machine with all GPUs idle: only launches check their usage."""
     return machine._replace(
         gpus=tuple(gpu._replace(use=GpuUse(0, 0, ()), claimed_by="") for gpu in machine.gpus)
     )
@@ -123,7 +123,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the values of `entries` as written in profiles; raise `problems` and invalid ones."""
+    """Return the canonical values of `entries`; raise `problems` and those of the values."""
     try:
         parse_layers(layers_of(entries))
     except ConfigError as error:

@@ -51,7 +51,7 @@ def set_keys(argv: Sequence[str]) -> int:
 
 
 def set_all(text: str, values: Mapping[str, Raw]) -> str:
-    """Return the text of a profile with all these keys set, in the table's order."""
+    """Return the text of a profile with these keys set, in the order of the table."""
     if is_blank(text):
         text = f"{text.rstrip()}\n{BLANK}".lstrip()
     order = list(TABLE)
@@ -105,7 +105,7 @@ def apply(
     """Change the profile at `path`, which may be missing, and print the differences.
 
     Values that this machine does not support are written, with a note: a profile may be for
-    another machine. Problems of changed values report `origin`, or their line in the profile.
+    another machine. Problems with changed values report `origin`, or their line in the profile.
     """
     old = text_at(path)
     before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)
@@ -114,7 +114,7 @@ def apply(
     entries = dict(after)
     for name, entry in after.items():
         if _raw(before, name) == entry.raw:
-            entries[name] = before[name]  # with its current line
+            entries[name] = before[name]  # keeps its line in the profile
         elif origin is not None:
             entries[name] = entry._replace(origin=origin)
     if found := profile_problems([entries], machine):
@@ -145,7 +145,7 @@ def _shown(key: str, raw: Raw) -> str:
 def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
     """Return the values with each variable of `env` as `env.NAME`; keep an invalid `env`."""
     try:
-        variables = Settings.env.kind(values.get("env", {}))
+        variables = Settings.env.parser(values.get("env", {}))
     except ValueError:
         return dict(values)
     rest = {key: raw for key, raw in values.items() if key != "env"}

@@ -34,7 +34,7 @@ from headway.settings.table import TABLE, Settings
 
 
 def show(argv: Sequence[str]) -> int:
-    parser = Parser("config show", "Print every setting with the value that a launch here uses.")
+    parser = Parser("config show", "Print every setting with the value that a launch would use.")
     parser.flag("--origin", help="also print where each value comes from")
     parser.flag("--json", help="print one JSON object, with the origins")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
@@ -72,8 +72,8 @@ def _as_json(settings: Settings) -> str:
 
 
 def get(argv: Sequence[str]) -> int:
-    """Print the value of a setting, as used by a launch here."""
-    parser = Parser("config get", "Print the value of a setting, as used by a launch here.")
+    """Print the value that a launch would use for a setting."""
+    parser = Parser("config get", "Print the value that a launch would use for a setting.")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed, name = parser.parse_flag(argv, "KEY")
     if name is None or name not in TABLE:
@@ -121,13 +121,13 @@ def list_profiles(argv: Sequence[str]) -> int:
 
 
 def _settings_in(path: str) -> str:
-    """Return the settings in the profile on one line, or the reason why it has none."""
+    """Return the settings in the profile on one line, or why they cannot be read."""
     if not exists(path):
         return "does not exist: run `headway config` to write it"
     try:
         entries = read_profile(path, Layer.PROFILE)
         parse_layers([entries])
     except ConfigError as error:
-        return f"invalid: {error.problems[0].what}"
+        return f"error: {error.problems[0].what}"
     values = {name: masked_value(name, entry.raw) for name, entry in entries.items()}
     return ", ".join(f"{name} {as_words(value)}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""`headway config export`: print the settings of a launch here for another tool."""
+"""`headway config export`: print the settings of a launch for another tool."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from headway.settings.table import TABLE, Settings
 
 KUBERNETES = "k8s"
 FORMATS = ("env", "sh", KUBERNETES)
-_NAME = "headway"  # of the Job
+_NAME = "headway"  # default name of the Job
 
 
 def export(argv: Sequence[str]) -> int:
-    parser = Parser("config export", "Print the settings of a launch here, for another tool.")
+    parser = Parser("config export", "Print the settings of a launch for another tool.")
     parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="output format")
     parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
     parser.flag("--name", metavar="NAME", help="for k8s: the name of the Job (default: headway)")
@@ -37,12 +37,13 @@ def export(argv: Sequence[str]) -> int:
     if parsed.format is None:
         parser.error(f"--format is required: one of {', '.join(FORMATS)}")
     if parsed.format not in FORMATS:
-        parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
+        allowed = ", ".join(FORMATS)
+        parser.error(f"invalid value {parsed.format!r} for --format: must be one of {allowed}")
     is_manifest = parsed.format == KUBERNETES
     if is_manifest and not parsed.image:
         parser.error(f"--format {KUBERNETES} requires --image IMAGE")
     if not is_manifest and (parsed.image is not None or parsed.name is not None):
-        parser.error(f"--image and --name are for --format {KUBERNETES}")
+        parser.error(f"--image and --name apply only to --format {KUBERNETES}")
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ, layers))

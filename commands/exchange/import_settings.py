@@ -23,14 +23,14 @@ from headway.settings.setting import Raw
 from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 
 _DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
-_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs
+_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # types that use GPUs
 _TYPES = ("NO", *_DEVICES, *_SHARDED)
 _OF_TRAINING = (  # keys that change training, or the memory that it needs
     *("distributed_type", "deepspeed_config", "megatron_lm_config", "fsdp_config"),
     *("mixed_precision", "fp8_config", "fp16"),
 )
 _STEPS = "gradient_accumulation_steps"
-_OF_SEVERAL_MACHINES = {  # keys: the equivalent settings
+_OF_SEVERAL_MACHINES = {  # key: the equivalent setting
     "machine_rank": "machine_rank",
     "main_process_ip": "main_address",
     "main_process_port": "main_port",
@@ -47,12 +47,12 @@ _SWITCHES = {
     "fsdp_offload_params": "cpu_offload",
     "fsdp_activation_checkpointing": "activation_checkpointing",
 }
-_WRAPS = {  # policies: the key of what each wraps
+_WRAPS = {  # wrap policy: the key of its modules
     "transformer_based_wrap": "fsdp_transformer_layer_cls_to_wrap",
     "size_based_wrap": "fsdp_min_num_params",
     "no_wrap": "",
 }
-_SAME_HERE = {  # keys of fsdp_config: the values that have no effect here
+_SAME_HERE = {  # key of fsdp_config: values without an effect in Headway
     "fsdp_version": ("1", "2"),
     "fsdp_state_dict_type": ("sharded_state_dict", "full_state_dict"),
     "fsdp_cpu_ram_efficient_loading": ("true", "false"),
@@ -122,8 +122,8 @@ def _texts_at(node: Any, where: str) -> Any:
 
 class Imported(NamedTuple):
     values: dict[str, Raw]
-    lost: list[str]  # keys that would change training, a line for each
-    not_imported: list[str]  # other keys without an equivalent, a line for each
+    lost: list[str]  # one line per key that would change training
+    not_imported: list[str]  # one line per other key without an equivalent
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
@@ -169,7 +169,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return the number of machines and of processes on each; Accelerate's is the total."""
+    """Return the numbers of machines and of processes on each; Accelerate sets the total."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)
@@ -177,7 +177,7 @@ def _machines(file: _File, kind: str) -> dict[str, Raw]:
         return {} if total is None else {"num_processes": str(total)}
     if total is not None and total % machines:
         raise ConfigError(
-            f"num_processes is {total}, which is not divisible by num_machines ({machines})",
+            f"num_processes ({total}) is not divisible by num_machines ({machines})",
             where=file.where,
             fix="import a file for one machine, and set num_processes on each machine",
         )
@@ -210,7 +210,7 @@ def _sharding(left: dict[str, Any]) -> dict[str, Raw]:
             taken.add(key)
     policy = words.get("fsdp_auto_wrap_policy", "no_wrap")
     wrap = left.get(_WRAPS.get(policy, ""), "auto")
-    if policy in _WRAPS and TABLE["wrap"].reads(wrap):
+    if policy in _WRAPS and TABLE["wrap"].accepts(wrap):
         values["wrap"] = wrap
         taken |= {_WRAPS[policy], "fsdp_auto_wrap_policy"}
     for key in taken & left.keys():
@@ -254,7 +254,7 @@ class _File:
 
     def _refuse(self, key: str, value: object, expected: str) -> NoReturn:
         raise ConfigError(
-            f"{key} is {value!r}, but it must be {expected}",
+            f"invalid value {value!r} for {key}: must be {expected}",
             where=self.where,
             fix=f"correct {key} in that file",
         )

@@ -17,10 +17,10 @@ from headway.launcher.processes.shutdown import grace_of
 from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings
 
 _PORT = 29500  # each pod has its own address, so any port is free
-_STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
+_STOP_MARGIN_S = 30  # added to the grace period, before the pod is killed
 _NOT_EXPORTED = ("hosts", *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_ACTIONS = (("Ignore", STOPPED_AND_SAVED), ("FailJob", REPEATED))  # retried, or never retried
+_ACTIONS = (("Ignore", STOPPED_AND_SAVED), ("FailJob", REPEATED))  # action, exit code
 
 Manifest = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def to_kubernetes(
 ) -> list[Manifest]:
     """Return the objects that run `headway launch PROGRAM`, with one pod per machine.
 
-    `texts` holds the settings that are passed to the pods.
+    `texts` contains the settings passed to the pods.
     """
     is_one = settings.num_machines == 1
     grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S
@@ -46,7 +46,7 @@ def to_kubernetes(
     pod = {
         **({} if is_one else {"subdomain": name}),
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_s,  # at most
+        "terminationGracePeriodSeconds": grace_s,  # the maximum
         "containers": [container],
         # the default of 64 MiB is too small for data loader workers
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],

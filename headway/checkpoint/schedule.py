@@ -103,13 +103,13 @@ def interval_of(every: int | str | None) -> Interval:
         from headway.settings.setting import Seconds
 
         if not isinstance(every, str):
-            raise ValueError("which is neither")
+            raise ValueError("not a number of steps, a duration or auto")
         if every.isdecimal():
-            raise ValueError("which has no unit")
+            raise ValueError("the unit is missing")
         return Interval(seconds=Seconds(1)(every))
     except ValueError as error:
         raise UsageError(
-            f"every is {every!r}, {error}",
+            f"invalid value {every!r} for every: {error}",
             where=f"the script's checkpoint(every={every!r})",
             fix="pass a number of optimizer steps (every=100), a duration (every='10m'), or"
             " every='auto'",

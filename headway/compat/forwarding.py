@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from headway.errors import UsageError
-from headway.migration.homes import COMPAT, ORIGINAL, home_of, is_module, joined, names_in
-from headway.migration.topics import raise_missing, refused_when_called, topic_of_name
+from headway.migration.mapping import COMPAT, ORIGINAL, headway_path, is_module, joined, names_in
+from headway.migration.missing import feature_of_name, placeholder_class, raise_missing
 
 _NAMES = """
 big_modeling checkpointing commands hooks inference launchers local_sgd logging memory_utils
@@ -53,7 +53,7 @@ def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         # `inspect` reads these from all modules, also during an import
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home = home_of(inside, name)
+        home = headway_path(inside, name)
         if home is not None:
             source, _, attribute = home.rpartition(".")
             value = getattr(import_module(source), attribute)
@@ -193,8 +193,8 @@ class _Runtime(Loader):
         value = _headway_value(self._module, name, _ABSENT)
         if value is not _ABSENT:
             return value
-        topic = topic_of_name(self._module, name)
-        return _ABSENT if topic is None else refused_when_called(name, topic, f"{asked}.{name}")
+        feature = feature_of_name(self._module, name)
+        return _ABSENT if feature is None else placeholder_class(name, feature, f"{asked}.{name}")
 
 
 _ABSENT = object()

@@ -12,7 +12,7 @@ from headway.devices.table import kind_of
 
 
 def main(words: Sequence[str]) -> None:
-    """Print a line of JSON for `machine/asking.py`; `try` also uses the first device."""
+    """Print a line of JSON for `machine/torch_query.py`; `try` also uses the first device."""
     import torch
 
     kind, found, error = kind_of(words[0]), [], ""

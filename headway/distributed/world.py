@@ -268,12 +268,12 @@ def _refuse_unusable_gpu() -> None:
         log_once(f"note: {machine.unused_card}; fix: install the driver")
     name, reason = machine.best_device()
     if kind_of(name).is_numbered:
-        from headway.machine.gpus import how_to_use_gpus
+        from headway.machine.gpus import gpu_fixes
 
         raise MachineError(
             f"a GPU driver is loaded, but torch cannot use a GPU: {reason}",
             where="device 'auto'",
-            fix="; or ".join([*how_to_use_gpus(machine), "train with Accelerator(cpu=True)"]),
+            fix="; or ".join([*gpu_fixes(machine), "train with Accelerator(cpu=True)"]),
         )
 
 

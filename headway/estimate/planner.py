@@ -53,14 +53,16 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
     found = _FORM.fullmatch(text.strip().replace(" ", ""))
     if found is None or not (found["name"] or found["memory"]):
         raise ConfigError(
-            f"devices are {text!r}, which is not of the form [MACHINESx][COUNTx]NAME[-MEMORY]",
+            f"invalid value {text!r} for --devices: not [MACHINESx][COUNTx]NAME[-MEMORY]",
             where="--devices",
-            fix="for example, pass --devices 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
+            fix="pass devices such as 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
         )
     count, machines = int(found["count"] or 1), int(found["machines"] or 1)
     if not count * machines:
         raise ConfigError(
-            f"devices are {text!r}, a count of 0", where="--devices", fix="pass a positive count"
+            f"invalid value {text!r} for --devices: a count is 0",
+            where="--devices",
+            fix="pass counts of at least 1",
         )
     memory = _bytes(found["memory"]) if found["memory"] else None
     name = found["name"] or "GPU"
@@ -119,7 +121,7 @@ class Trial(NamedTuple):
     device_bytes: int = 0
     world_size: int = 1
     local_world_size: int = 1
-    sharded: bool = False  # over the ranks with `fully_shard`
+    sharded: bool = False  # shard the model with `fully_shard`
     checkpointed: bool = False  # recompute activations of repeated blocks
     time_limit_s: float = 300.0
 
@@ -138,7 +140,7 @@ class TrialResult(NamedTuple):
 
 
 MARGIN_BYTES = {"cuda": 5 * 2**28, "cpu": 2**29}
-"""For memory that torch does not count: a GPU's context and the workspaces of cuBLAS, cuDNN and
+"""Memory that torch does not count: a GPU's context and the workspaces of cuBLAS, cuDNN and
 NCCL; on a CPU, Python and its libraries."""
 MARGIN_SHARE = 0.05  # of the peak: allocator rounding and fragmentation, kernel workspaces
 
@@ -171,9 +173,9 @@ def rows_for(world_size: int) -> tuple[Variant, ...]:
     return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
 
 
-class Judged(NamedTuple):
+class RowEstimate(NamedTuple):
     row: Variant
-    outcome: TrialResult  # with the script's own arguments
+    result: TrialResult  # with the script's own arguments
     needed_bytes: int  # the peak plus the margin
     fits: bool | None  # None if the script failed
 
@@ -211,38 +213,38 @@ class Planner:
         with suppress(BrokenPipeError), self._server:  # unread input, if the server exited
             pass  # closes its standard input, which terminates it
 
-    def judge(self, rows: Sequence[Variant], attempt: Trial, devices: Devices) -> list[Judged]:
-        found: list[Judged] = []
+    def run_all(self, rows: Sequence[Variant], trial: Trial, devices: Devices) -> list[RowEstimate]:
+        found: list[RowEstimate] = []
         for row in rows:
-            asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
-            outcome = self.follow(asked)
-            found.append(Judged(row, outcome, *judged(outcome, devices)))
-            if found[0].outcome.failed_at:
+            asked = trial._replace(sharded=row.sharded, checkpointed=row.checkpointed)
+            result = self.run(asked)
+            found.append(RowEstimate(row, result, *required_memory(result, devices)))
+            if found[0].result.failed_at:
                 break
         return found
 
-    def follow(self, attempt: Trial) -> TrialResult:
+    def run(self, trial: Trial) -> TrialResult:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with suppress(BrokenPipeError):
-            self._server.stdin.write(encode(attempt).decode())
+            self._server.stdin.write(encode(trial).decode())
             self._server.stdin.flush()
         line = self._server.stdout.readline()
         if not line:
             raise LaunchError(
                 f"the estimation process exited with code {self._server.wait()}",
-                where=attempt.program,
+                where=trial.program,
                 fix="see its message above; report it if it is a traceback from headway",
             )
-        outcome: TrialResult = decode(kinds_of(TrialResult), line)
-        return outcome
+        result: TrialResult = decode(kinds_of(TrialResult), line)
+        return result
 
 
-def judged(outcome: TrialResult, devices: Devices) -> tuple[int, bool | None]:
-    """Return the required bytes, including the margin, and whether a device has them."""
-    peak = outcome.peak_bytes
+def required_memory(result: TrialResult, devices: Devices) -> tuple[int, bool | None]:
+    """Return the required bytes, including the margin, and whether they fit."""
+    peak = result.peak_bytes
     needed = peak + int(MARGIN_SHARE * peak) + MARGIN_BYTES[devices.kind]
-    return needed, None if outcome.failed_at else needed <= devices.bytes_per_rank
+    return needed, None if result.failed_at else needed <= devices.bytes_per_rank
 
 
 CONFINED = {

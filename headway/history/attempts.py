@@ -1,6 +1,6 @@
 """Breakdown of a run's wall time over its attempts. Pure.
 
-Measured on rank 0. A step that an earlier attempt completed counts as repeated, including its
+Measured on rank 0. Steps that an earlier attempt had completed count as repeated, including their
 saves and waiting for data.
 """
 
@@ -25,8 +25,8 @@ class Attempt(NamedTuple):
     first_at: float = 0.0  # end of the first step
     last: int = 0
     last_at: float = 0.0  # the last report of rank 0
-    spent: Mapping[str, float] = MappingProxyType({})  # seconds of its steps after the first
-    cause: str = ""  # of the preceding failure; empty for the first attempt
+    spent: Mapping[str, float] = MappingProxyType({})  # seconds by activity, after the first step
+    cause: str = ""  # cause of the previous failure; empty for the first attempt
     failed_at_step: int = 0  # last step before that failure; 0: unknown
     num_restarts: int = 0  # restarts used so far
 
@@ -46,7 +46,7 @@ class Attempts:
         self._restart = restart
 
     def end(self, step: int, at: float) -> None:
-        """End the last attempt at `step`, for an attempt too short to have figures."""
+        """End the last attempt at `step` if it was too short to report figures."""
         if step and not self.rows[-1].first:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 

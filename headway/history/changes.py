@@ -9,9 +9,9 @@ from typing import NamedTuple
 from headway.history.record import RunRecord
 from headway.history.store import Launch
 
-_NOT_OF_THE_RUN = ("record", "log_dir", "output", "sbatch", "snapshot")
+_UNRELATED_SETTINGS = ("record", "log_dir", "output", "sbatch", "snapshot")
 """Settings that do not affect the computation."""
-_MOST_LINES = 60  # of a diff
+_MOST_LINES = 60  # maximum lines of a diff
 _GONE = "-"
 _FLAG = re.compile(r"--?[A-Za-z_]")  # not a negative number
 
@@ -36,13 +36,13 @@ def changes(before: RunRecord, after: RunRecord) -> list[Change]:
         *_code(before, after),
         *_changed("variable", _variables(old), _variables(new)),
         *_changed("machine", old.machine, new.machine),
-        *_changed("launch", _way(old), _way(new)),
+        *_changed("launch", _launch_method(old), _launch_method(new)),
         *_changed("package", before.packages, after.packages),
     ]
 
 
 def _settings(start: Launch) -> dict[str, str]:
-    return {name: text for name, text in start.settings.items() if name not in _NOT_OF_THE_RUN}
+    return {name: text for name, text in start.settings.items() if name not in _UNRELATED_SETTINGS}
 
 
 def _variables(start: Launch) -> dict[str, str]:
@@ -51,7 +51,7 @@ def _variables(start: Launch) -> dict[str, str]:
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
 
-def _way(start: Launch) -> dict[str, str]:
+def _launch_method(start: Launch) -> dict[str, str]:
     return {
         "RANK, LOCAL_RANK, ...": "set" if start.is_rank else _GONE,
         "working folder": start.folder,
@@ -93,8 +93,8 @@ def _code(before: RunRecord, after: RunRecord) -> Iterator[Change]:
         old, new = earlier.get(name, ""), later.get(name, "")
         if old != new:
             was_edited, is_edited = ("edited" if text else "as committed" for text in (old, new))
-            is_edited += " otherwise" * bool(old and new)
-            yield Change("code", name, was_edited, is_edited, _cut((new or old).splitlines()))
+            is_edited += " differently" * bool(old and new)
+            yield Change("code", name, was_edited, is_edited, _truncated((new or old).splitlines()))
 
 
 def _by_file(diff: str) -> dict[str, str]:
@@ -106,6 +106,6 @@ def _by_file(diff: str) -> dict[str, str]:
     }
 
 
-def _cut(lines: Sequence[str]) -> str:
+def _truncated(lines: Sequence[str]) -> str:
     more = len(lines) - _MOST_LINES
     return "\n".join([*lines[:_MOST_LINES], *[f"... {more} more lines"] * (more > 0)])

@@ -24,8 +24,8 @@ _FIX = "`headway runs` lists all recorded runs"
 
 MAX_TEXT = 2**15
 """Maximum number of characters of a report."""
-_LARGEST_LOSS = 1e100  # larger losses count as unknown
-_MOST_ROWS, _LEAST_ROWS = 600, 4  # of figures: maximum over all ranks, minimum per rank
+_LARGEST_LOSS = 1e100  # larger losses are stored as None
+_MOST_ROWS, _LEAST_ROWS = 600, 4  # rows of figures: maximum in total, minimum per rank
 _SUMMED = (  # fields to add up when rows are merged
     *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
     *("stolen_s", "samples"),
@@ -36,8 +36,8 @@ TAIL_LINES = 200
 """Output lines stored per rank."""
 _EVERY_S = 60.0
 _CLOSE_WITHIN_S = 2.0
-_TAIL_CHARS = 2**18  # over all ranks
-_MAX_BYTES = 2**26  # of a record file; thousands of ranks need less
+_TAIL_CHARS = 2**18  # maximum for all ranks together
+_MAX_BYTES = 2**26  # maximum size of a record; thousands of ranks need less
 
 
 class RunEnd(NamedTuple):
@@ -49,11 +49,11 @@ class RunEnd(NamedTuple):
 class RankRecord(NamedTuple):
     rank: int
     figures: tuple[Figures, ...]
-    lines: tuple[str, ...]  # the end of its output
+    lines: tuple[str, ...]  # the last lines of its output
 
 
 class RunRecord(NamedTuple):
-    path: str  # of the record's folder
+    path: str  # the record's folder
     start: Launch
     packages: Mapping[str, str]  # versions of all installed packages
     commit: Commit | None  # None: the script is not in a git repository
@@ -67,7 +67,7 @@ class RunRecord(NamedTuple):
         return os.path.basename(self.path)
 
     @property
-    def has_ended_well(self) -> bool:
+    def has_succeeded(self) -> bool:
         return self.end is not None and self.end.exit_code == 0
 
     @property
@@ -113,13 +113,13 @@ class FigureSeries:
         if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
-        if not figures.num_steps:  # only the current position
-            rows[-1:] = [_together([row, figures]) for row in rows[-1:]]
+        if not figures.num_steps:  # updates only the position
+            rows[-1:] = [_merged([row, figures]) for row in rows[-1:]]
             return
         rows.append(figures)
         if len(rows) > 2 * max(_MOST_ROWS // (2 * len(self._rows)), _LEAST_ROWS):
             pairs = [rows[index : index + 2] for index in range(0, len(rows), 2)]
-            rows[:] = map(_together, pairs)
+            rows[:] = map(_merged, pairs)
 
     def ranks(self, tails: Mapping[int, Sequence[str]]) -> tuple[RankRecord, ...]:
         rows = {rank: tuple(kept) for rank, kept in self._rows.copy().items()}
@@ -129,7 +129,7 @@ class FigureSeries:
         )
 
 
-def _together(rows: Sequence[Figures]) -> Figures:
+def _merged(rows: Sequence[Figures]) -> Figures:
     """Merge consecutive rows."""
     last = rows[-1]
     devices = [row.device_bytes for row in rows if row.device_bytes is not None]
@@ -177,7 +177,7 @@ class Recorder:
     def close(self) -> None:
         """Record the outcome of the run; blocks for at most a few seconds."""
         self._kept += self.kept()
-        self._tails = _cut(self.tails(), self._secrets)
+        self._tails = _truncated(self.tails(), self._secrets)
         report = masked_output(self.report[-MAX_TEXT:], self._secrets)
         self._end = RunEnd(time.time(), self.exit_code, report)
         self._has_news.set()
@@ -200,10 +200,10 @@ class Recorder:
                 record["ranks"] = plain(self._series.ranks(self._tails))
                 store.write(self.path, record)
         except OSError as error:
-            log(store.lost(error))
+            log(store.failure_message(error))
 
 
-def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:
+def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:
     """Return the last lines of all ranks, truncated to the maximum size."""
     most = _TAIL_CHARS // max(len(tails), 1)
     cut = {}
@@ -295,9 +295,9 @@ def find(word: str | None) -> RunRecord:
     raise ConfigError(what, where="the command line", fix=_FIX)
 
 
-def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
+def last_successful(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
     """Return the last successful run of the same script before this run started."""
     script, began_at = record.start.script or record.start.program, record.start.began_at
     same = [other for other in others if (other.start.script or other.start.program) == script]
-    good = [run for run in same if run.has_ended_well and run.start.began_at < began_at]
+    good = [run for run in same if run.has_succeeded and run.start.began_at < began_at]
     return good[-1] if good else None

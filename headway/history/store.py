@@ -1,6 +1,6 @@
 """The folder of records, and a record's initial contents: launch, code, package versions.
 
-Each run has a folder, accessible only to its user. A launch of a single process waits for this.
+Each run has a folder, accessible only to its user. Launches of a single process wait for `begin`.
 """
 
 import json
@@ -24,13 +24,13 @@ FORMAT = 3
 MAX_RUNS = 200
 FILE = "run.json"
 _OF_THE_JOB = ("SLURM", "PMI", "OMPI_")
-_VALUE = 400  # characters of a variable
+_VALUE = 400  # maximum length of a variable's value
 COPIED_FROM = "commit.json"
 """File with the commit, next to the folder of a job's copy of the code."""
 _CHUNK = 2**16
 _WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
-_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # no larger diffs
+_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # skips larger files
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 
 
@@ -41,9 +41,9 @@ class Launch(NamedTuple):
     pid: int
     host: str
     folder: str
-    kind: str  # of the program, as in a plan
+    kind: str  # kind of program, as in a plan
     program: str
-    script: str  # path of its file; empty if unknown
+    script: str  # path of the script; empty if unknown
     arguments: tuple[str, ...]
     command: tuple[str, ...]  # the words after `headway launch`
     python: tuple[str, ...]
@@ -127,7 +127,7 @@ def write(path: str, record: Mapping[str, Any]) -> None:
     write_atomic(os.path.join(path, FILE), text)
 
 
-def lost(error: OSError) -> str:
+def failure_message(error: OSError) -> str:
     """Return the message for a record that could not be written completely."""
     return f"note: cannot record this run: {error.strerror} (--record off disables the record)"
 

@@ -20,7 +20,7 @@ from headway.integrations.resuming import (
     TrainerPreemption,
     TrainingStart,
     add_to_list,
-    announce,
+    log_start,
     replaced,
     select_start,
 )
@@ -43,11 +43,11 @@ def install(module: ModuleType) -> None:
     callback_class = type("HeadwayCheckpoint", (_Fit, last), {})
 
     @wraps(fit)
-    def joined_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hooked_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         run, ranks = read_run(), read_ranks() or Ranks()
         # ranks that Lightning starts itself are not hooked
-        is_joined = run is not None and self.world_size == ranks.world_size
-        if run is None or not is_joined or self.fast_dev_run or "://" in self.default_root_dir:
+        is_hooked = run is not None and self.world_size == ranks.world_size
+        if run is None or not is_hooked or self.fast_dev_run or "://" in self.default_root_dir:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("ckpt_path")
@@ -72,7 +72,7 @@ def install(module: ModuleType) -> None:
                 self.callbacks.remove(callback)
             callback.stopping.release()
 
-    trainer_class.fit = joined_fit
+    trainer_class.fit = hooked_fit
 
 
 class _Fit:
@@ -81,7 +81,7 @@ class _Fit:
         self.stopping = TrainerPreemption(run, trainer.strategy.root_device)
         self._start = start
         self._folder = Path(trainer.default_root_dir)
-        self._handler = signal.getsignal(signal.SIGTERM)  # before Lightning's own
+        self._handler = signal.getsignal(signal.SIGTERM)  # before Lightning replaces it
         self._step = 0
         self._loss: float | None = None
         self._loss_read_at = 0.0
@@ -96,7 +96,7 @@ class _Fit:
             add_to_list(self._folder, self._start.training._replace(path=str(filepath)))
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
-        announce("Lightning's Trainer", self._start, self._folder)
+        log_start("Lightning's Trainer", self._start, self._folder)
         self._step = trainer.global_step
         # Lightning's handler would stop only this rank
         signals.restore_handlers({signal.SIGTERM: self._handler})
@@ -106,8 +106,8 @@ class _Fit:
         self._read_loss(outputs)
         self.stopping.progress.follow(trainer.global_step, self._total(), self._loss)
         has_stepped, self._step = trainer.global_step != self._step, trainer.global_step
-        is_asked = self.stopping.is_asked() and has_stepped
-        if is_asked and not (trainer.is_last_batch or self._is_validation_due() or self._is_over()):
+        is_due = self.stopping.should_stop() and has_stepped
+        if is_due and not (trainer.is_last_batch or self._is_validation_due() or self._is_over()):
             self._save_and_exit()
 
     def on_train_epoch_end(self, *_: Any) -> None:
@@ -150,4 +150,4 @@ class _Fit:
                 if old.stem.removeprefix(_OWN).isdecimal():
                     with suppress(OSError):  # the job stops anyway
                         old.unlink()
-        self.stopping.leave(trainer.global_step, str(path))
+        self.stopping.exit(trainer.global_step, str(path))

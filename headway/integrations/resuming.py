@@ -1,6 +1,6 @@
 """Chooses the checkpoint from which a library's training resumes, and stops all ranks together.
 
-A library's checkpoint counts only if it is listed in the output folder, which happens after all
+A library's checkpoint is used only if it is listed in the output folder. It is listed after all
 ranks have written it.
 
 A training resumes only if requested: by the script, by `--resume`, by a restart of the ranks
@@ -36,7 +36,7 @@ LIST = "_headway-checkpoints.json"  # Trainer's push_to_hub skips names with `_`
 STATE = "trainer_state.json"
 """The file that transformers' Trainer writes last."""
 
-_trainings: Counter[str] = Counter()  # of this process, by output folder
+_trainings: Counter[str] = Counter()  # number of trainings in this process, by output folder
 
 
 class TrainerSave(NamedTuple):
@@ -44,7 +44,7 @@ class TrainerSave(NamedTuple):
 
     path: str = ""
     owner: str = ""  # the scheduler's job, or the start time of the launch
-    number: int = 1  # of the script's trainings in this folder
+    number: int = 1  # position among the script's trainings in this folder
 
 
 class Checkpoints(NamedTuple):
@@ -55,8 +55,8 @@ class Checkpoints(NamedTuple):
 
 class TrainingStart(NamedTuple):
     training: TrainerSave  # identifies the checkpoints that it will save
-    path: str | None = None  # of the checkpoint to resume from; None: from the beginning
-    line: str = ""  # to print
+    path: str | None = None  # checkpoint to resume from; None: start from the beginning
+    line: str = ""  # message to print
 
 
 def select_start(
@@ -149,7 +149,7 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
         log(f"note: {what}; pass its path to --resume to use it")
 
 
-def announce(library: str, start: TrainingStart, folder: Path) -> None:
+def log_start(library: str, start: TrainingStart, folder: Path) -> None:
     """Log on rank 0 that a library is hooked, and how its training starts on all ranks.
 
     Raises:
@@ -194,7 +194,7 @@ class TrainerPreemption:
 
     def __init__(self, run: RunContract, device: torch.device) -> None:
         self.request = StopRequest.NONE
-        self._has_left = False
+        self._has_exited = False
         self.progress = process_progress()
         self._signals = StopSignals(self.progress, run.deadline())
         self._by_steps, self._by_saves = Agreement(device), Agreement(device)
@@ -208,27 +208,27 @@ class TrainerPreemption:
         else:
             log_once("note: training is not in the main thread: signals terminate it as usual")
 
-    def is_asked(self) -> bool:
-        """Return whether the job must stop; every rank calls this equally often."""
+    def should_stop(self) -> bool:
+        """Return whether the job must stop; all ranks call this equally often."""
         if not self.request:
             self.request = self._by_steps.ask(self._signals.request)
         return bool(self.request)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self._by_saves.agree(0, StopRequest.NONE)
 
-    def leave(self, step: int, saved: str) -> NoReturn:
-        self.meet()
+    def exit(self, step: int, saved: str) -> NoReturn:
+        self.barrier()
         hint = "--resume latest resumes from it"
         if job_of() and self.request is not StopRequest.SIGINT:
             hint += ", as does the job if it is requeued"
         log_stopped(self.request, step, saved, hint)
         self._signals.leave()
-        self._has_left = True
+        self._has_exited = True
         raise SystemExit(self._signals.exit_code(self.request))
 
     def release(self) -> None:
-        if self._has_left:
+        if self._has_exited:
             return
         if (late := self._signals.request) and rank_and_size()[0] == 0:
             log(f"{late} has no effect: the training has finished")

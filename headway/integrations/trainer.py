@@ -1,8 +1,8 @@
 """Hooks into transformers' Trainer and its subclasses, by a callback and `Trainer.train`.
 
 Each rank's Trainer writes its files directly to the checkpoint's folder, and rank 0 then writes
-`trainer_state.json`. A checkpoint is complete if it is listed, which happens after the files of all
-ranks are flushed, and contains that file, which is removed before a folder is overwritten.
+`trainer_state.json`, which is removed before a folder is overwritten. A checkpoint is complete if
+it contains that file and is listed. It is listed after the files of all ranks are flushed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.integrations.resuming import (
     TrainerPreemption,
     TrainingStart,
     add_to_list,
-    announce,
+    log_start,
     replaced,
     select_start,
 )
@@ -41,7 +41,7 @@ def install(module: ModuleType) -> None:
     train, _ = trainer_class.train, (trainer_class._save_checkpoint, trainer_class._save_rng_state)
 
     @wraps(train)
-    def joined_train(
+    def hooked_train(
         self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         run, trial = read_run(), kwargs.get("trial", args[0] if args else None)
@@ -57,7 +57,7 @@ def install(module: ModuleType) -> None:
             return train(self, resume_from_checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
         start = select_start(run, folder, resume_from_checkpoint, is_complete)
-        announce("transformers' Trainer", start, folder)
+        log_start("transformers' Trainer", start, folder)
         callback = _Callback(self, run, start)
         self.add_callback(callback)
         try:
@@ -67,7 +67,7 @@ def install(module: ModuleType) -> None:
             self.remove_callback(callback)
             callback.stopping.release()
 
-    trainer_class.train = joined_train
+    trainer_class.train = hooked_train
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -94,8 +94,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             "_save_checkpoint": self.save_full,
             "_save_rng_state": self.complete,
             "_run_epoch": self.run_epoch,
-            "get_train_dataloader": _with_lasting_workers,
-            "get_eval_dataloader": _with_lasting_workers,
+            "get_train_dataloader": _shield_workers,
+            "get_eval_dataloader": _shield_workers,
         }
         return {name: wrapper for name, wrapper in wrappers.items() if hasattr(self._trainer, name)}
 
@@ -107,7 +107,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stopping.progress.follow(state.global_step, state.max_steps, self._loss)
         is_last_of_epoch = state.epoch == int(state.epoch)
-        if self.stopping.is_asked() and not is_last_of_epoch:
+        if self.stopping.should_stop() and not is_last_of_epoch:
             self._save_and_stop(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         for callback in self._trainer.callback_handler.callbacks:
             if (writer := getattr(callback, "tb_writer", None)) is not None:
                 writer.flush()  # its thread is killed at exit
-        self.stopping.leave(state.global_step, str(self._checkpoint()))
+        self.stopping.exit(state.global_step, str(self._checkpoint()))
 
     def _save_and_stop(self, args: Any, control: Any) -> None:
         if not control.should_training_stop:  # else the training stops anyway
@@ -137,13 +137,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         """Save after removing an earlier state from the folder, for all ranks."""
         if self._trainer.args.should_save:
             (self._checkpoint() / STATE).unlink(missing_ok=True)
-        self.stopping.meet()
+        self.stopping.barrier()
         save(*args, **kwargs)
 
     def complete(self, save: Callable[[str], None], output_dir: str) -> None:
         """Wait for the last files of all ranks before rank 0 writes the state."""
         save(output_dir)
-        self.stopping.meet()
+        self.stopping.barrier()
         if self._trainer.args.should_save:
             for file in filter(Path.is_file, Path(output_dir).rglob("*")):
                 with open(file, "rb") as opened:
@@ -159,5 +159,5 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             run_epoch(*args, **kwargs)
 
 
-def _with_lasting_workers(get: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _shield_workers(get: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return with_shielded_workers(get(*args, **kwargs))

@@ -47,7 +47,7 @@ SHARDING_SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing
 def read_wrap(raw: object) -> str:
     """Return `wrap` in canonical form: `auto`, comma-separated class names, or a number.
 
-    A ValueError's message continues the sentence "wrap is <raw>, ".
+    The message of a ValueError is the reason.
     """
     parts = raw if isinstance(raw, (list, tuple, set, frozenset)) else str(raw).split(",")
     names = [name for part in parts if (name := str(part).strip())]
@@ -55,8 +55,8 @@ def read_wrap(raw: object) -> str:
         return AUTO
     if len(names) == 1 and names[0].isdecimal() and names[0].isascii():
         if not 0 < int(names[0][:20]) < 10**18:
-            raise ValueError("which is not a valid number of parameters")
+            raise ValueError("not a valid number of parameters")
         return str(int(names[0]))
     if not names or not all(name.isidentifier() for name in names):
-        raise ValueError("which is not auto, class names or a number of parameters")
+        raise ValueError("not auto, class names or a number of parameters")
     return ",".join(dict.fromkeys(names))

@@ -25,7 +25,7 @@ _REINSTALL = (
 
 
 def with_mps(machine: Machine, source: Source) -> Machine:
-    answers = ask_sysctl(source)
+    answers = query_sysctl(source)
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
@@ -35,7 +35,7 @@ def with_mps(machine: Machine, source: Source) -> Machine:
     return machine._replace(mps=not obstacle, mps_reason=reason, mps_fix=fix)
 
 
-def ask_sysctl(source: Source) -> dict[str, str]:
+def query_sysctl(source: Source) -> dict[str, str]:
     """Return sysctl's values for the names in SYSCTL that exist."""
     command = ["/usr/sbin/sysctl", "-i", *SYSCTL]  # -i: skip unknown names
     try:

@@ -52,7 +52,7 @@ def detect_machine(
             kinds = {name: kind for name, kind in kinds.items() if name == device}
         machine = _with_listed_gpus(machine, environ, source, kinds)
     if device != CPU.name:
-        machine = _as_torch_decides(machine, environ, source, device)
+        machine = _with_torch_result(machine, environ, source, device)
     if not full:
         return machine
     from headway.machine.host import detect_host
@@ -60,7 +60,7 @@ def detect_machine(
     return _with_torch(machine, source)._replace(host=detect_host(machine, environ, source))
 
 
-def _as_torch_decides(
+def _with_torch_result(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str
 ) -> Machine:
     """Query torch if no device was detected although there may be one."""
@@ -75,7 +75,7 @@ def _as_torch_decides(
         is_missing |= len(machine.gpus) < len(listed) or not all(gpu.uuid for gpu in machine.gpus)
     if not is_missing:
         return machine
-    from headway.machine.asking import with_torch_devices
+    from headway.machine.torch_query import with_torch_devices
 
     return with_torch_devices(_with_torch(machine, source), environ, source, name)
 

@@ -1,6 +1,6 @@
 """Parsing of `devices`, and selection of GPUs on a machine.
 
-As in Lightning, a single number is a count, and a list or anything with a comma is indices.
+As in Lightning, a single number is a count, and a list or a value with a comma contains indices.
 
     3, "3"          the first 3 GPUs        [1, 3], "1, 3"   GPUs 1 and 3, in this order
     -1, all, auto   all GPUs                [1], "1,"        GPU 1
@@ -17,13 +17,13 @@ from headway.machine.facts import Gpu
 Name = int | str
 """A GPU's index among the visible GPUs, or a prefix of its UUID or MIG id."""
 
-BUSY_PERCENT = 10  # of utilization
+BUSY_PERCENT = 10  # utilization
 BUSY_BYTES = 2**30  # used memory, or an eighth on small GPUs: drivers reserve some
 
 
 class Selection(NamedTuple):
     indices: tuple[int, ...]
-    passed_over: tuple[str, ...] = ()  # skipped GPUs, each with the reason
+    skipped: tuple[str, ...] = ()  # skipped GPUs, each with the reason
     problems: tuple[str, ...] = ()  # why the spec cannot be satisfied on this machine
 
 
@@ -50,14 +50,14 @@ class DeviceSpec(NamedTuple):
             return self._select_named(gpus)
         reasons = [gpu.obstacle if self.idle is None else _busy_reason(gpu) for gpu in gpus]
         usable = [index for index, reason in enumerate(reasons) if not reason]
-        passed_over = [f"GPU {index}: {reason}" for index, reason in enumerate(reasons) if reason]
+        skipped = [f"GPU {index}: {reason}" for index, reason in enumerate(reasons) if reason]
         wanted = self.first if self.idle is None else self.idle
         problems = []
         if wanted is not None and len(usable) < wanted:
             kind = "idle" if self.idle else "usable"
-            reason = f" ({'; '.join(passed_over)})" if passed_over else ""
+            reason = f" ({'; '.join(skipped)})" if skipped else ""
             problems.append(f"only {len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
-        return Selection(tuple(usable[:wanted]), tuple(passed_over), tuple(problems))
+        return Selection(tuple(usable[:wanted]), tuple(skipped), tuple(problems))
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
         coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_disabled]
@@ -80,7 +80,7 @@ class DeviceSpec(NamedTuple):
         names = ",".join(map(str, self.named or ())) or "all"
         return names + "," * (self.size == 1)
 
-    def reading(self) -> str:
+    def describe(self) -> str:
         if self.idle is not None:
             return f"{self.idle} idle GPU{'s' * (self.idle > 1)}"
         if self.first is not None:
@@ -95,7 +95,7 @@ ALL = DeviceSpec()
 def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     """Parse a `devices` value from a flag, variable, profile or script.
 
-    A ValueError's message completes "devices is '...', ".
+    The message of a ValueError is the reason, such as "lists no GPU".
     """
     if not isinstance(raw, str):
         return _list(raw)
@@ -110,11 +110,11 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     if word == "idle" and colon and _is_number(number) and int(number) > 0:
         return DeviceSpec(idle=int(number))
     if word == "idle":
-        raise ValueError("which needs the number of idle GPUs: idle:2")
+        raise ValueError("the number of idle GPUs is missing: write idle:2")
     if not _is_number(text):
-        raise ValueError("which is not a count (2), a list (0,2 or 0-3), all or idle:2")
+        raise ValueError("not a count (2), a list (0,2 or 0-3), all or idle:2")
     if int(text) == 0:
-        raise ValueError("which selects no GPU: write `0,` for GPU 0, or --cpu for none")
+        raise ValueError("selects no GPU: write `0,` for GPU 0, or --cpu for none")
     return DeviceSpec(first=int(text))
 
 
@@ -132,9 +132,9 @@ def _is_number(text: str) -> bool:
 def _list(parts: Iterable[str]) -> DeviceSpec:
     named = [name for part in parts for name in _names(part.strip())]
     if len(set(named)) < len(named):
-        raise ValueError("which lists a GPU twice")
+        raise ValueError("lists a GPU twice")
     if not named:
-        raise ValueError("which lists no GPU")
+        raise ValueError("lists no GPU")
     return DeviceSpec(named=tuple(named))
 
 
@@ -145,10 +145,10 @@ def _names(text: str) -> list[Name]:
         return [text]
     found = re.fullmatch(_RANGE, text)
     if found is None:
-        raise ValueError(f"in which {text!r} is not a GPU index, a range or a UUID")
+        raise ValueError(f"{text!r} is not a GPU index, a range or a UUID")
     first, last = int(found[1]), int(found[2])
     if last < first:
-        raise ValueError(f"in which the range {text!r} is descending; list the GPUs individually")
+        raise ValueError(f"the range {text!r} is descending; list the GPUs individually")
     return list(range(first, last + 1))
 
 
@@ -176,7 +176,7 @@ def _busy_reason(gpu: Gpu) -> str | None:
     if gpu.claimed_by:
         return f"claimed by {gpu.claimed_by}"
     if use is None or (use.memory_bytes is None and use.utilization_percent is None):
-        return "its driver does not report its use"
+        return "its driver does not report its usage"
     if use.pids:
         return f"used by process {', '.join(map(str, use.pids))}"
     if use.memory_bytes and use.memory_bytes > min(BUSY_BYTES, (gpu.memory_bytes or 2**40) // 8):

@@ -30,7 +30,7 @@ _END_OF_MASK = ("", "-1")
 class GpuUse(NamedTuple):
     memory_bytes: int | None  # None: not reported, as in MIG mode
     utilization_percent: int | None
-    pids: tuple[int, ...]  # with a CUDA context; hidden if outside this container
+    pids: tuple[int, ...]  # processes with a CUDA context, unless in other containers
 
 
 class MigSlice(NamedTuple):
@@ -51,12 +51,12 @@ class Gpu(NamedTuple):
     compute_mode: str = DEFAULT
     is_mig: bool = False  # only its slices can be used
     slices: tuple[MigSlice, ...] = ()
-    slice_of: str = ""  # of a slice: uuid of the GPU
-    tiles: int = 0  # of an Intel card, for use in a mask; 0 if each tile is a GPU
+    slice_of: str = ""  # for a slice: uuid of the GPU
+    tiles: int = 0  # tiles of an Intel card, for masks; 0 if each tile is a GPU
     use: GpuUse | None = None  # None: not queried, or a slice, for which nvidia-smi reports none
     claimed_by: str = ""  # the launch that has claimed this GPU as idle
-    ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
-    local_cpus: str = ""  # of its NUMA node, in Linux's list format: 0-31,64-95; empty: unknown
+    ecc_errors: int | None = None  # uncorrected errors since the driver was loaded; None: unknown
+    local_cpus: str = ""  # cores of its NUMA node, as Linux lists them: 0-31,64-95; empty: unknown
     shares_memory: bool = False  # uses the host's memory
     unknown: Mapping[str, str] = {}  # reasons for unknown fields, by name
 
@@ -107,7 +107,7 @@ class HostFacts(NamedTuple):
     cpu_quota: float | None  # in cores
     numa_nodes: int | None
     memory_bytes: int | None
-    memory_limit_bytes: int | None  # of the cgroup
+    memory_limit_bytes: int | None  # limit of the cgroup
     shm_bytes: int | None  # the size of /dev/shm
     open_files: int | None  # soft limit, as are the next two; -1: unlimited
     processes: int | None
@@ -122,8 +122,8 @@ class HostFacts(NamedTuple):
 class Machine(NamedTuple):
     """The snapshot of a machine, the basis of all decisions."""
 
-    system: str = "Linux"  # Linux, Darwin
-    macos: str = ""  # 14.5
+    system: str = "Linux"  # Linux or Darwin
+    macos: str = ""  # version, such as 14.5
     architecture: str = "x86_64"  # of this Python, not of the CPU
     cores: int = 1  # usable by this process
     cores_reason: str = "one core"
@@ -148,7 +148,7 @@ class Machine(NamedTuple):
     host: HostFacts | None = None
 
     @property
-    def shown(self) -> list[tuple[str, Gpu]]:
+    def named_gpus(self) -> list[tuple[str, Gpu]]:
         """The GPUs visible to torch, in torch's order, each with its name in a mask."""
         if not self.is_by_torch and (self.mismatch or self.torch_refusal):
             return []
@@ -158,13 +158,13 @@ class Machine(NamedTuple):
         if self.is_by_torch:
             return list(zip(self.mask.split(","), self.gpus, strict=False))
         is_set = not kind_of(self.gpu_kind).mask_is_ordered
-        read = shown_by_level_zero if is_set else shown_by_cuda
+        read = apply_level_zero_mask if is_set else apply_cuda_mask
         return read(self.mask, self.gpus)
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
         """The GPUs visible to torch, in torch's order, with masks applied."""
-        return tuple(gpu for _, gpu in self.shown)
+        return tuple(gpu for _, gpu in self.named_gpus)
 
     def gpus_of(self, device: str) -> tuple[Gpu, ...]:
         return self.visible_gpus if device == self.gpu_kind else ()
@@ -193,8 +193,8 @@ class Machine(NamedTuple):
             )
         return None
 
-    def without_kernels(self, gpus: Sequence[Gpu]) -> str:
-        """Return which GPU an official torch build has no kernels for; empty if there is none."""
+    def missing_kernels(self, gpus: Sequence[Gpu]) -> str:
+        """Describe a GPU without kernels in the official torch builds; empty if there is none."""
         cuda = self.torch and self.torch.cuda
         builds = [row for row in WHEELS if cuda and row[1] <= numbers(cuda)]
         for gpu in gpus if builds else ():
@@ -234,7 +234,7 @@ class Machine(NamedTuple):
         return f"no {kind.maker} GPU on this machine"
 
     @property
-    def mask_fault(self) -> str | None:
+    def mask_error(self) -> str | None:
         """Why CUDA_VISIBLE_DEVICES shows only some of the GPUs that it lists, or None."""
         if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
             return None
@@ -289,8 +289,8 @@ def _entries(mask: str) -> list[int | str]:
     return found
 
 
-def shown_by_cuda(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
-    """Apply CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES; an index means a GPU's first slice."""
+def apply_cuda_mask(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
+    """Apply CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES; an index selects a GPU's first slice."""
     shown: dict[tuple[int, int], str] = {}
     for entry in _entries(mask):
         if isinstance(entry, int):
@@ -310,7 +310,7 @@ def shown_by_cuda(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
     return [(name, gpus[i].parts()[j]) for (i, j), name in shown.items()]
 
 
-def shown_by_level_zero(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
+def apply_level_zero_mask(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
     """Apply ZE_AFFINITY_MASK, a set of cards (1) and tiles (1.0), or of tiles only (3).
 
     Other entries are ignored. Source: compute-runtime, execution_environment.cpp.

@@ -19,7 +19,7 @@ from headway.machine.facts import (
     GpuUse,
     Machine,
     MigSlice,
-    shown_by_cuda,
+    apply_cuda_mask,
 )
 from headway.machine.source import Source, memory_facts
 
@@ -51,19 +51,19 @@ def with_gpus(
     if is_rocm or not is_nvidia:
         machine = _with_amd_gpus(machine, environ, source)
     if is_nvidia and not machine.gpus:
-        return machine._replace(**_NvidiaSmi(source, full).ask())
+        return machine._replace(**_NvidiaSmi(source, full).detect())
     return machine._replace(has_driver=is_rocm)  # AMD's driver is loaded for any display
 
 
-def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
-    """Return how to make GPUs (of a kind, if given) usable; empty if there is no fix."""
+def gpu_fixes(machine: Machine, device: str = "") -> list[str]:
+    """Return fixes for unusable GPUs (of a kind, if given); empty if there are none."""
     if device not in ("", machine.gpu_kind):
         is_listed = device in machine.listed_kinds
         return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
     if machine.mismatch is not None and not machine.is_hidden:
         return _matching_torch(machine)
     if machine.visible_gpus:
-        return how_to_free(machine.visible_gpus[0])
+        return availability_fixes(machine.visible_gpus[0])
     if machine.mask is not None and (machine.gpus or machine.is_hidden):
         return [f"`unset {machine.mask_variable}`"]
     if machine.has_driver and machine.gpu_kind == CUDA.name:
@@ -73,16 +73,16 @@ def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
     return []
 
 
-def how_to_free(gpu: Gpu) -> list[str]:
+def availability_fixes(gpu: Gpu) -> list[str]:
     name = gpu.slice_of or gpu.uuid
     if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
-        return [of_machine(f"nvidia-smi -i {name} -c DEFAULT"), "use another GPU"]
+        return [admin_fix(f"nvidia-smi -i {name} -c DEFAULT"), "use another GPU"]
     if gpu.is_mig:
-        return [of_machine(f"nvidia-smi -i {name} -mig 0"), "create MIG slices"]
+        return [admin_fix(f"nvidia-smi -i {name} -mig 0"), "create MIG slices"]
     return ["use another GPU"]
 
 
-def of_machine(command: str) -> str:
+def admin_fix(command: str) -> str:
     """Return a fix with a command that affects all users of a device."""
     return f"ask the machine's administrator to run {command}"
 
@@ -90,16 +90,16 @@ def of_machine(command: str) -> str:
 def _matching_torch(machine: Machine) -> list[str]:
     if machine.is_rocm:
         return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
-    install, has_cuda = _install(machine), machine.torch is not None and machine.torch.cuda
+    install, has_cuda = _wheel_fix(machine), machine.torch is not None and machine.torch.cuda
     return install if install and not has_cuda else ["update the NVIDIA driver", *install]
 
 
-def how_to_get_kernels(machine: Machine) -> list[str]:
-    return _install(machine) or ["select GPUs that a single PyTorch build supports with --devices"]
+def kernel_fixes(machine: Machine) -> list[str]:
+    return _wheel_fix(machine) or ["select GPUs that one PyTorch build supports with --devices"]
 
 
-def _install(machine: Machine) -> list[str]:
-    """Return how to install the newest PyTorch build for this driver and GPUs; empty if none."""
+def _wheel_fix(machine: Machine) -> list[str]:
+    """Return the fix that installs PyTorch's newest build for this driver and GPUs, if any."""
     driver = numbers(machine.driver or "999")
     needed = [gpu.capability for gpu in machine.gpus if gpu.capability is not None]
     for index, cuda, first, last in reversed(WHEELS):
@@ -122,18 +122,18 @@ class _NvidiaSmi:
         self._source = source
         self._full = full
 
-    def ask(self) -> dict[str, Any]:
+    def detect(self) -> dict[str, Any]:
         """Return fields of `Machine` with the reported GPUs, or the reason that there are none."""
-        answers, fault = self._query()
-        gpus = tuple(self._gpu(answer, fault) for answer in answers)
-        fault = fault or next((gpu.unknown["uuid"] for gpu in gpus if not gpu.uuid), "")
+        answers, error = self._query()
+        gpus = tuple(self._gpu(answer, error) for answer in answers)
+        error = error or next((gpu.unknown["uuid"] for gpu in gpus if not gpu.uuid), "")
         versions = [answer.get("driver_version", "") for answer in answers]
-        why = f"an NVIDIA driver is loaded, but nvidia-smi lists no GPU: {fault}".removesuffix(": ")
+        why = f"an NVIDIA driver is loaded, but nvidia-smi lists no GPU: {error}".removesuffix(": ")
         return {
             "gpus": gpus,
             "gpus_reason": "found by nvidia-smi" if gpus else why,
             "driver": next((version for version in versions if numbers(version) > (0,)), None),
-            "driver_fault": fault if fault != _ABSENT else "",  # as on a Jetson: torch is queried
+            "driver_fault": error if error != _ABSENT else "",  # as on a Jetson: torch is queried
             "has_driver": True,
         }
 
@@ -149,24 +149,24 @@ class _NvidiaSmi:
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
         """Return the rows of `width` cells, and the error or the first other line."""
-        lines, fault = self._lines(query, "--format=csv,noheader,nounits")
+        lines, error = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
         odd = [
             shown(line.strip()) for line, row in zip(lines, rows, strict=True) if len(row) != width
         ]
-        return [row for row in rows if len(row) == width], fault or "".join(odd[:1])
+        return [row for row in rows if len(row) == width], error or "".join(odd[:1])
 
     def _query(self) -> tuple[list[dict[str, str]], str]:
         """Return each GPU's cells by the fields that this driver supports, and the error."""
         fields = list(FIELDS)
         while True:
-            rows, fault = self._rows(f"--query-gpu={','.join(fields)}", len(fields))
-            known = [name for name in fields if f'"{name}"' not in fault]
+            rows, error = self._rows(f"--query-gpu={','.join(fields)}", len(fields))
+            known = [name for name in fields if f'"{name}"' not in error]
             if known == fields or not known:
-                return [dict(zip(fields, row, strict=True)) for row in rows], fault
+                return [dict(zip(fields, row, strict=True)) for row in rows], error
             fields = known
 
-    def _gpu(self, answer: Mapping[str, str], fault: str) -> Gpu:
+    def _gpu(self, answer: Mapping[str, str], error: str) -> Gpu:
         name, uuid = answer.get("name", ""), answer.get("uuid", "")
         version = re.fullmatch(r"(\d+)\.(\d+)", answer.get("compute_cap", ""))
         word = answer.get("compute_mode", "").lower()
@@ -198,7 +198,7 @@ class _NvidiaSmi:
             gpu = gpu._replace(ecc_errors=_number(errors))
         fields = {"uuid": "uuid", "memory_bytes": "memory.total", "capability": "compute_cap"}
         reasons = {
-            fact: f"nvidia-smi reports {answer.get(field) or fault or 'nothing'}"
+            fact: f"nvidia-smi reports {answer.get(field) or error or 'nothing'}"
             for fact, field in fields.items()
             if not getattr(gpu, fact)
         }
@@ -208,7 +208,7 @@ class _NvidiaSmi:
         """Add the slices of a GPU, which `nvidia-smi -L` lists below it."""
         slices = []
         owner = ""
-        lines, fault = self._lines("-L")
+        lines, error = self._lines("-L")
         for line in lines:
             found = re.search(_SMI_UUID, line)
             profile = re.match(_SMI_SLICE, line)
@@ -218,7 +218,7 @@ class _NvidiaSmi:
                 size = re.search(r"(\d+)gb", profile[1])
                 memory = int(size[1]) * 2**30 if size else None
                 slices.append(MigSlice(f"{gpu.name} MIG {profile[1]}", found[1], memory))
-        unknown = {"slices": f"nvidia-smi -L: {fault}"} if fault else {}
+        unknown = {"slices": f"nvidia-smi -L: {error}"} if error else {}
         return gpu._replace(is_mig=True, slices=tuple(slices), unknown=unknown)
 
 
@@ -235,7 +235,7 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
     machine = machine._replace(gpus=gpus, gpus_reason=reason, is_rocm=True)
     rocr, hip, cuda = map(environ.get, (_ROCR, _HIP, machine.mask_variable))
     if rocr is not None:
-        left = tuple(gpu for _, gpu in shown_by_cuda(rocr, gpus))
+        left = tuple(gpu for _, gpu in apply_cuda_mask(rocr, gpus))
         if not left:
             return machine._replace(mask=rocr, mask_variable=_ROCR)
         machine = machine._replace(gpus=left)

@@ -12,13 +12,13 @@ from headway.ipc.secrets import is_secret, masked
 from headway.machine.facts import HostFacts, Machine
 from headway.machine.source import Source, cpu_quota, memory_facts, memory_limit, physical_cores
 
-_OF_TRAINING = (  # prefixes of names
+_PREFIXES = (  # prefixes of names
     *("CUDA", "NVIDIA", "NCCL", "GLOO", "OMP", "MKL", "KMP", "OPENBLAS", "TORCH", "PYTORCH"),
     *("HIP", "ROCR", "HSA", "ACCELERATE", "HEADWAY", "OMPI_COMM_WORLD", "PMI_"),
     *("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
     *("SLURM_NNODES", "SLURM_GPUS", "SLURM_CPUS", "SLURM_STEP"),
 )
-_WHOLE = (
+_NAMES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("LD_PRELOAD", "PYTHONUNBUFFERED"),
 )
@@ -33,8 +33,8 @@ Fact = tuple[Any, str]
 
 
 def affects_training(name: str) -> bool:
-    """Return whether to record a variable, which may affect training; others may be secret."""
-    return name.startswith(_OF_TRAINING) or name in _WHOLE
+    """Return whether a variable may affect training; others are not recorded."""
+    return name.startswith(_PREFIXES) or name in _NAMES
 
 
 def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> HostFacts:
@@ -56,13 +56,13 @@ def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) ->
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that affect training, without secrets, addresses or user names."""
-    told = {}
+    found = {}
     for name, text in environ.items():
         is_private = is_secret(name) or name == "HEADWAY_ENV"  # may contain any variable
         if affects_training(name) and not is_private:
             is_address = re.search(_ADDRESS, name) is not None
-            told[name] = HIDDEN if is_address else without_home(masked(name, text), environ)
-    return told
+            found[name] = HIDDEN if is_address else without_home(masked(name, text), environ)
+    return found
 
 
 def without_home(text: str, environ: Mapping[str, str]) -> str:
@@ -80,44 +80,42 @@ def _linux(source: Source) -> dict[str, Fact]:
     logical = len(re.findall(r"^processor\s*:", processors, re.MULTILINE))
     memory = memory_facts(source)
     nodes = [name for name in source.names_in("sys/devices/system/node") if name[4:].isdecimal()]
-    shm = source.bytes_in("dev/shm")
+    shm = source.disk_space("dev/shm")
     return {
         "os": (release[1] if release else "Linux", "/etc/os-release"),
         "kernel": (source.read("proc/sys/kernel/osrelease").strip(), "/proc/sys/kernel"),
-        "cpu": _or_cause(model and model[1], "/proc/cpuinfo"),
-        "logical_cores": _or_cause(logical, "/proc/cpuinfo"),
-        "physical_cores": _or_cause(physical_cores(source), "/proc/cpuinfo"),
-        "cpu_quota": _or_cause(cpu_quota(source), "the cgroup", "not limited by a cgroup"),
-        "numa_nodes": _or_cause(len(nodes), "/sys/devices/system/node"),
-        "memory_bytes": _or_cause(memory.get("MemTotal"), "/proc/meminfo"),
-        "memory_limit_bytes": _or_cause(
-            memory_limit(source), "the cgroup", "not limited by a cgroup"
-        ),
-        "shm_bytes": _or_cause(shm and shm[0], "/dev/shm", "/dev/shm does not exist"),
+        "cpu": _fact(model and model[1], "/proc/cpuinfo"),
+        "logical_cores": _fact(logical, "/proc/cpuinfo"),
+        "physical_cores": _fact(physical_cores(source), "/proc/cpuinfo"),
+        "cpu_quota": _fact(cpu_quota(source), "the cgroup", "not limited by a cgroup"),
+        "numa_nodes": _fact(len(nodes), "/sys/devices/system/node"),
+        "memory_bytes": _fact(memory.get("MemTotal"), "/proc/meminfo"),
+        "memory_limit_bytes": _fact(memory_limit(source), "the cgroup", "not limited by a cgroup"),
+        "shm_bytes": _fact(shm and shm[0], "/dev/shm", "/dev/shm does not exist"),
         "interfaces": (tuple(source.names_in("sys/class/net")), "/sys/class/net"),
         "infiniband": (tuple(source.names_in("sys/class/infiniband")), "/sys/class/infiniband"),
     }
 
 
 def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
-    from headway.machine.apple import ask_sysctl
+    from headway.machine.apple import query_sysctl
 
-    answers = ask_sysctl(source)
+    answers = query_sysctl(source)
     absent = ("cpu_quota", "numa_nodes", "memory_limit_bytes", "shm_bytes")
     return {
         **dict.fromkeys(absent, (None, "not available on a Mac")),
         "os": (f"macOS {machine.macos}", "sysctl"),
         "kernel": (f"Darwin, {machine.architecture}", "uname"),
-        "cpu": _or_cause(answers.get("machdep.cpu.brand_string"), "sysctl"),
-        "logical_cores": _or_cause(int(answers.get("hw.logicalcpu", 0)), "sysctl"),
-        "physical_cores": _or_cause(int(answers.get("hw.physicalcpu", 0)), "sysctl"),
-        "memory_bytes": _or_cause(int(answers.get("hw.memsize", 0)), "sysctl"),
+        "cpu": _fact(answers.get("machdep.cpu.brand_string"), "sysctl"),
+        "logical_cores": _fact(int(answers.get("hw.logicalcpu", 0)), "sysctl"),
+        "physical_cores": _fact(int(answers.get("hw.physicalcpu", 0)), "sysctl"),
+        "memory_bytes": _fact(int(answers.get("hw.memsize", 0)), "sysctl"),
         "interfaces": ((), "not detected on a Mac"),
         "infiniband": ((), "not available on a Mac"),
     }
 
 
-def _or_cause(value: Any, known_from: str, cause: str | None = None) -> Fact:
+def _fact(value: Any, known_from: str, cause: str | None = None) -> Fact:
     """Return `value` and its source, or None and the cause if it is None or 0."""
     if value:
         return value, known_from

@@ -84,7 +84,7 @@ class Source:
             raise OSError(last[-1])
         return str(output)
 
-    def bytes_in(self, path: str) -> tuple[int, int] | None:
+    def disk_space(self, path: str) -> tuple[int, int] | None:
         """Return the size and free space of the file system at `path` in bytes."""
         try:
             there = os.statvfs(os.path.join(self.root, path))
@@ -136,7 +136,7 @@ def memory_limit(source: Source) -> int | None:
     return min((limit for limit in limits if limit < 2**60), default=None)
 
 
-def count_memory_kills(root: str = "/") -> int:
+def count_oom_kills(root: str = "/") -> int:
     """Return the number of processes in this cgroup that the OOM killer has killed."""
     counts = [0]
     for text in _texts(Source(root), "memory", "memory.events", "memory.oom_control"):

@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
 from headway.errors import ConfigError
-from headway.migration.homes import (
+from headway.migration.mapping import (
     COMPAT,
     ORIGINAL,
     compat_module,
@@ -24,7 +24,7 @@ from headway.migration.homes import (
     joined,
     module_for,
 )
-from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
+from headway.migration.missing import Feature, feature_of_member, feature_of_module, feature_of_name
 
 ACCELERATOR = "Accelerator"
 T = TypeVar("T", bound=Hashable)
@@ -57,11 +57,11 @@ class Script:
         for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._read_import(node)
-        self._accelerators = _holders(nodes)
+        self._accelerators = _accelerator_names(nodes)
         for node in nodes:
             if isinstance(node, ast.Attribute):
                 self._read_attribute(node)
-            elif isinstance(node, ast.Call) and _makes(node):
+            elif isinstance(node, ast.Call) and _creates(node):
                 for keyword in node.keywords:
                     if keyword.arg is not None and ast.unparse(keyword.value) != "None":
                         _note(self.keywords, keyword.arg, node.lineno)
@@ -76,9 +76,9 @@ class Script:
         self.imports.append(statement)
         for alias in statement.names:
             if isinstance(statement, ast.ImportFrom):
-                self._bind(inside(statement.module or ""), alias)
+                self._bind(relative_name(statement.module or ""), alias)
             elif imports_original(statement, alias):
-                module = inside(alias.name)
+                module = relative_name(alias.name)
                 self._modules[alias.asname or ORIGINAL] = module if alias.asname else ""
                 if module:
                     _note(self.names, (module, ""), alias.lineno)
@@ -93,7 +93,7 @@ class Script:
 
     def _read_attribute(self, node: ast.Attribute) -> None:
         line, module = node.end_lineno or node.lineno, self._module(node.value)
-        if module is None and (_makes(node.value) or _name_of(node.value) in self._accelerators):
+        if module is None and (_creates(node.value) or _name_of(node.value) in self._accelerators):
             _note(self.attributes, node.attr, line)
         elif module is not None and self._module(node) is None:
             _note(self.names, (module, node.attr), line)
@@ -107,13 +107,13 @@ class Script:
         return None
 
 
-def _makes(value: ast.AST | None) -> bool:
+def _creates(value: ast.AST | None) -> bool:
     return isinstance(value, ast.Call) and _name_of(value.func) == ACCELERATOR
 
 
-def _holders(nodes: list[ast.AST]) -> set[str]:
+def _accelerator_names(nodes: list[ast.AST]) -> set[str]:
     """Return the names of variables and attributes that refer to an Accelerator."""
-    made = [node for node in nodes if _makes(getattr(node, "value", None))]
+    made = [node for node in nodes if _creates(getattr(node, "value", None))]
     targets = [getattr(node, "targets", None) or [getattr(node, "target", None)] for node in made]
     return {ACCELERATOR.lower(), *map(_name_of, chain(*targets))} - {""}
 
@@ -141,7 +141,7 @@ def imports_original(node: ast.Import | ast.ImportFrom, alias: ast.alias | None 
     return any(_is_original(name.name) for name in ([alias] if alias else node.names))
 
 
-def inside(module: str) -> str:
+def relative_name(module: str) -> str:
     return module.removeprefix(ORIGINAL).removeprefix(".")
 
 
@@ -191,7 +191,7 @@ def replace_script(path: str, text: str) -> None:
         ) from None
 
 
-def rewritten(script: Script, *, compat: bool = False) -> str:
+def with_new_imports(script: Script, *, compat: bool = False) -> str:
     """Return the text of a script with the imports of Accelerate rewritten.
 
     `import accelerate` becomes `import headway.compat as accelerate`; `from accelerate import ...`
@@ -218,7 +218,7 @@ def _edits(
     """Yield the start, end and new text of each edit; `starts` are the offsets of the lines."""
     if isinstance(node, ast.ImportFrom):
         names = [alias.name for alias in node.names]
-        module = module_for(inside(node.module or ""), names, compat=compat)
+        module = module_for(relative_name(node.module or ""), names, compat=compat)
         found = _FROM.match(text, starts[node.lineno - 1] + node.col_offset)
         if found is not None:
             yield found.start("module"), found.end("module"), module
@@ -228,7 +228,7 @@ def _edits(
             start = starts[alias.lineno - 1] + alias.col_offset
             # `import accelerate.utils` binds `accelerate`, whose modules are attributes
             whole = f"{COMPAT} as {ORIGINAL}"
-            new = compat_module(inside(alias.name)) if alias.asname else whole
+            new = compat_module(relative_name(alias.name)) if alias.asname else whole
             yield start, start + len(alias.name), new
 
 
@@ -280,8 +280,8 @@ DIFFERENCES = (
     ),
     ApiDifference(
         "Accelerator.reduce",
-        "reduction='none' keeps each rank's values, in Accelerate it sums; scale is applied, in"
-        " Accelerate only on TPUs",
+        "reduction='none' keeps each rank's values; Accelerate sums them. scale is applied;"
+        " Accelerate applies it only on TPUs",
         "the arguments behave as documented",
     ),
     ApiDifference("accelerate.find_executable_batch_size", *_HALVES),
@@ -316,13 +316,13 @@ DIFFERENCES = (
 )
 
 
-def rows_of(script: Script, *, compat: bool = False) -> list[Finding]:
+def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
     """Return the names that a script uses, by status: missing, differs, same.
 
     All differences of a name are listed, even if they do not affect the script. There are none if
     all imports become `headway.compat`, as with `compat`.
     """
-    only_compat = compat or all(map(_becomes_compat, script.imports))
+    only_compat = compat or all(map(_imports_compat, script.imports))
     rows = []
     for row in (*_names(script), *_members(script)):
         known = () if only_compat or row.status == MISSING else DIFFERENCES
@@ -332,22 +332,22 @@ def rows_of(script: Script, *, compat: bool = False) -> list[Finding]:
     return sorted(rows, key=lambda row: (order.index(row.status), row.lines))
 
 
-def _becomes_compat(statement: ast.Import | ast.ImportFrom) -> bool:
+def _imports_compat(statement: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(statement, ast.Import):
         return True
     names = [alias.name for alias in statement.names]
-    return module_for(inside(statement.module or ""), names).startswith(COMPAT)
+    return module_for(relative_name(statement.module or ""), names).startswith(COMPAT)
 
 
 def _names(script: Script) -> list[Finding]:
     rows = []
     for (module, name), lines in script.names.items():
         if name:
-            is_there, topic = has(module_for(module, [name]), name), topic_of_name(module, name)
+            is_there, feature = has(module_for(module, [name]), name), feature_of_name(module, name)
         else:
-            topic = topic_of_module(module)
-            is_there = topic is None and is_module(module)
-        rows.append(_row(shown(module, name), lines, is_there, topic))
+            feature = feature_of_module(module)
+            is_there = feature is None and is_module(module)
+        rows.append(_row(shown(module, name), lines, is_there, feature))
     return rows
 
 
@@ -358,20 +358,20 @@ def _members(script: Script) -> list[Finding]:
     differ = {difference.name for difference in DIFFERENCES}
     rows = []
     for name, lines in script.attributes.items():
-        member, topic = f"{ACCELERATOR}.{name}", topic_of_member(name)
-        if topic is not None or member in differ:
-            rows.append(_row(member, lines, topic is None, topic))
+        member, feature = f"{ACCELERATOR}.{name}", feature_of_member(name)
+        if feature is not None or member in differ:
+            rows.append(_row(member, lines, feature is None, feature))
     for name, lines in script.keywords.items():
-        row = _row(f"{ACCELERATOR}({name}=)", lines, name in accepted, topic_of_member(name))
+        row = _row(f"{ACCELERATOR}({name}=)", lines, name in accepted, feature_of_member(name))
         if row.status == MISSING:
             row = row._replace(instead=UNSUPPORTED.get(name, row.instead))
         rows.append(row)
     return rows
 
 
-def _row(name: str, lines: Lines, is_there: bool, topic: Topic | None) -> Finding:
+def _row(name: str, lines: Lines, is_there: bool, feature: Feature | None) -> Finding:
     if is_there:
         return Finding(name, lines, SAME)
-    if topic is None:
+    if feature is None:
         return Finding(name, lines, MISSING, "no counterpart in Headway", "remove it")
-    return Finding(name, lines, MISSING, f"for {topic.what}", topic.instead)
+    return Finding(name, lines, MISSING, f"for {feature.what}", feature.fix)

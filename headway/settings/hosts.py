@@ -39,14 +39,14 @@ def read_host(raw: Raw) -> str:
     is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()
     if not (is_name or _is_ip_address(host)):
         more = "; its port is main_port" if re.search(r":\d+$", text) else ""
-        raise ValueError(f"which is not a host name or IP address{more}")
+        raise ValueError(f"not a host name or IP address{more}")
     if host in ("0.0.0.0", "::", "255.255.255.255"):
-        raise ValueError("which is a wildcard address: use one that other machines can connect to")
+        raise ValueError("a wildcard address: use an address that other machines can connect to")
     labels = host.removesuffix(".").split(".")
     if ":" not in host and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels)):
-        raise ValueError("which is not a host name: it is too long, or has an empty part")
+        raise ValueError("not a host name: too long, or with an empty part")
     if host.lower().startswith("fe80:") and "%" not in host:
-        raise ValueError("which is link-local: add this machine's interface, as in fe80::1%eth0")
+        raise ValueError("a link-local address: add this machine's interface, as in fe80::1%eth0")
     return host
 
 
@@ -67,10 +67,10 @@ def read_hosts(raw: Raw) -> Hosts:
     words = raw.split(",") if isinstance(raw, str) else raw
     hosts = [_read_host(word.strip()) for word in words]
     if not hosts:
-        raise ValueError("which contains no host")
+        raise ValueError("contains no host")
     names = [host.name for host in hosts]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"which lists {', '.join(twice)} twice")
+        raise ValueError(f"lists {', '.join(twice)} twice")
     return Hosts(hosts)
 
 
@@ -79,11 +79,11 @@ def _read_host(word: str) -> Host:
     name = (match["bracketed"] or match["name"]) if match else ""
     # ssh parses a word that starts with a dash as an option
     if match is None or name.startswith("-") or not name.isprintable():
-        raise ValueError(f"in which {word!r} is not a host (a) or a host with processes (a:2)")
+        raise ValueError(f"{word!r} is not a host (a) or a host with processes (a:2)")
     if match["count"] is None:
         return Host(name)
     try:
         return Host(name, Count(1)(match["count"]))
     except ValueError as error:
-        what = f"in which the process count of {word!r} is {match['count']!r}, {error}"
+        what = f"invalid process count {match['count']!r} in {word!r}: {error}"
         raise ValueError(what) from None

@@ -1,4 +1,4 @@
-"""Reading of profiles and the environment as layers of unparsed values, one per source."""
+"""Readers of profiles and the environment as layers of unparsed values, one per source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway.settings.profile_files import exists, find_project_profile, trusted
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
-# in a nested launch, these are the outer run's and not settings
+# not settings: in a nested launch, these belong to the outer run
 _NOT_SETTINGS = (
     *(RUN_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE),
     PROFILE_VARIABLE,

@@ -37,17 +37,17 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
     Without a machine, return only machine-independent problems.
     """
     found = [
-        *_of_devices(settings),
-        *_of_machines(settings),
-        *_of_variables(settings),
-        *_of_sharding(settings, machine),
+        *_device_problems(settings),
+        *_machine_problems(settings),
+        *_variable_problems(settings),
+        *_sharding_problems(settings, machine),
     ]
     # if num_processes is detected, another machine may have more ranks
     if machine is not None or not _is_detected(settings, "num_processes"):
-        found += _of_ranks(settings)
-    found += _of_only_one(settings, machine)
+        found += _rank_problems(settings)
+    found += _process_limit_problems(settings, machine)
     if machine is not None:
-        found += [problem._replace(is_of_machine=True) for problem in _here(settings, machine)]
+        found += [item._replace(is_of_machine=True) for item in _problems_here(settings, machine)]
     return found
 
 
@@ -60,15 +60,15 @@ def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Pr
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # fewest restrictions
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
         layers = [*layers, {"device": Entry(machine.gpu_kind, gpus)}]
-    settings, unread = try_resolve(layers, machine, {})
-    return [*unread, *problems(settings)]
+    settings, invalid = try_resolve(layers, machine, {})
+    return [*invalid, *problems(settings)]
 
 
 def _is_detected(settings: Settings, name: str) -> bool:
     return settings.origin(name).layer is Layer.DETECTED
 
 
-def _of_devices(settings: Settings) -> Iterator[Problem]:
+def _device_problems(settings: Settings) -> Iterator[Problem]:
     device, processes = settings.device, settings.num_processes
     kind = kind_of(device)
     fits = other_precisions(kind.lacking)
@@ -88,7 +88,7 @@ def _of_devices(settings: Settings) -> Iterator[Problem]:
         yield from _problem(
             settings,
             Code.DEVICES_WITHOUT_CUDA,
-            f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
+            f"devices {str(settings.devices)!r} selects GPUs, but device is {device!r}",
             [removal(settings, "devices", "and set num_processes for several CPU ranks")],
             ["devices", "device"],
         )
@@ -98,20 +98,20 @@ def _of_devices(settings: Settings) -> Iterator[Problem]:
         yield from _problem(
             settings,
             Code.DEVICES_OR_PROCESSES,
-            f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
+            f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.describe()}), "
             f"but num_processes is {processes}",
             [removal(settings, "num_processes"), change(settings, "num_processes", size)],
             ["devices", "num_processes"],
         )
 
 
-def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
+def _process_limit_problems(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
     kind, is_detected = kind_of(settings.device), _is_detected(settings, "device")
     if kind.most_ranks != 1 or (machine is None and is_detected):
         return
     one = [change(settings, "num_processes", 1)] if settings.num_processes > 1 else []
     if settings.num_machines > 1:
-        one.append(_on_one_machine(settings))
+        one.append(_one_machine_fix(settings))
     if not one:
         return
     yield from _problem(
@@ -119,13 +119,13 @@ def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Proble
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
         f"but {kind.label} supports only one process",
-        [" and ".join(one), _on_cpu(settings)],
+        [" and ".join(one), _cpu_fix(settings)],
         ["num_processes", "num_machines", "device"],
         is_of_machine=is_detected,
     )
 
 
-def _of_machines(settings: Settings) -> Iterator[Problem]:
+def _machine_problems(settings: Settings) -> Iterator[Problem]:
     machines, rank = settings.num_machines, settings.machine_rank
     if rank is not None and rank >= machines:
         there = f"the ranks are 0 to {machines - 1}"
@@ -154,13 +154,13 @@ def _of_machines(settings: Settings) -> Iterator[Problem]:
                 change(
                     settings, "main_address", "HOST", "the host name or IP address of machine 0"
                 ),
-                _on_one_machine(settings),
+                _one_machine_fix(settings),
             ],
             ["num_machines", "main_address"],
         )
 
 
-def _of_variables(settings: Settings) -> Iterator[Problem]:
+def _variable_problems(settings: Settings) -> Iterator[Problem]:
     for name in settings.env:
         if name in _VARIABLES:
             yield from _problem(
@@ -197,10 +197,10 @@ def _of_variables(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
+def _sharding_problems(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
     is_detected = _is_detected(settings, "device")
-    on_cpu = settings.cpu_offload == YES and not kind_of(settings.device).is_numbered
-    if on_cpu and not (machine is None and is_detected):  # another machine may have a GPU
+    lacks_gpu = settings.cpu_offload == YES and not kind_of(settings.device).is_numbered
+    if lacks_gpu and not (machine is None and is_detected):  # another machine may have a GPU
         yield from _problem(
             settings,
             Code.OFFLOAD_WITHOUT_GPU,
@@ -229,13 +229,13 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
         yield from _problem(
             settings,
             Code.SHARD_SIZE,
-            f"shard_size is {size}, which does not divide the {world_size} ranks",
+            f"{world_size} ranks are not divisible by shard_size ({size})",
             [change(settings, "shard_size", fitting), change(settings, "strategy", FSDP)],
             ["shard_size", "strategy", "num_processes"],
         )
 
 
-def _of_ranks(settings: Settings) -> list[Problem]:
+def _rank_problems(settings: Settings) -> list[Problem]:
     processes, debug_rank = settings.num_processes, settings.debug_rank
     if settings.num_machines == 1:
         found = missing_ranks(settings, processes)
@@ -249,7 +249,7 @@ def _of_ranks(settings: Settings) -> list[Problem]:
         Code.DEBUG_ON_MACHINES,
         f"debug_rank is {debug_rank}, but num_machines is "
         f"{settings.num_machines}: the ranks of other machines would not wait for it",
-        [removal(settings, "debug_rank"), _on_one_machine(settings)],
+        [removal(settings, "debug_rank"), _one_machine_fix(settings)],
         ["debug_rank", "num_machines"],
     )
 
@@ -275,26 +275,26 @@ def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> 
 # problems of this machine
 
 
-def _here(settings: Settings, machine: Machine) -> list[Problem]:
+def _problems_here(settings: Settings, machine: Machine) -> list[Problem]:
     kind = kind_of(settings.device)
     if kind.is_numbered:
-        return _on_gpus(settings, machine)
+        return _gpu_problems(settings, machine)
     reason = machine.unavailable_reason(settings.device)
     if reason is None:
-        return _of_precision(settings, ())
+        return _precision_problems(settings, ())
     return _problem(
         settings,
         Code.NO_MPS,
         f"device is {settings.device!r}, but {kind.label} is not available: {reason}",
-        [*([machine.mps_fix] if machine.mps_fix else []), _on_cpu(settings)],
+        [*([machine.mps_fix] if machine.mps_fix else []), _cpu_fix(settings)],
         ["device"],
     )
 
 
-def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
+def _gpu_problems(settings: Settings, machine: Machine) -> list[Problem]:
     visible, count = machine.gpus_of(settings.device), settings.num_processes
     if not visible:
-        from headway.machine.gpus import how_to_use_gpus
+        from headway.machine.gpus import gpu_fixes
 
         asked = f"device is {settings.device!r}" + (f" for {count} processes" * (count > 1))
         if is_detected := _is_detected(settings, "device"):
@@ -303,7 +303,7 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
             settings,
             Code.NO_GPU,
             f"{asked}, but no GPU is visible: {machine.unavailable_reason(settings.device)}",
-            [*how_to_use_gpus(machine, settings.device), _on_cpu(settings)],
+            [*gpu_fixes(machine, settings.device), _cpu_fix(settings)],
             ["device", "num_processes"] if count > 1 else ["device"],
         )
         return [item._replace(where="device: auto") if is_detected else item for item in found]
@@ -313,30 +313,30 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
         return _problem(
             settings,
             Code.NO_SUCH_GPU,
-            f"devices is {str(settings.devices)!r} ({settings.devices.reading()}), but "
-            f"{'; '.join(selection.problems)}; {_shown(machine)}: {exists}",
-            _other_devices(settings, visible),
+            f"devices is {str(settings.devices)!r} ({settings.devices.describe()}), but "
+            f"{'; '.join(selection.problems)}; {_visible(machine)}: {exists}",
+            _device_fixes(settings, visible),
             ["devices"],
         )
     if not selection.indices:
-        from headway.machine.gpus import how_to_use_gpus
+        from headway.machine.gpus import gpu_fixes
 
-        why = "; ".join(selection.passed_over)
+        why = "; ".join(selection.skipped)
         return _problem(
             settings,
             Code.NO_USABLE_GPU,
-            f"device is {settings.device!r}, but no GPU can be used: {why}; {_shown(machine)}",
-            [*how_to_use_gpus(machine), _on_cpu(settings)],
+            f"device is {settings.device!r}, but no GPU can be used: {why}; {_visible(machine)}",
+            [*gpu_fixes(machine), _cpu_fix(settings)],
             ["device"],
         )
     return [
-        *_too_many_processes(settings, machine, selection),
-        *_of_precision(settings, [visible[index] for index in selection.indices[:count]]),
+        *_process_count_problems(settings, machine, selection),
+        *_precision_problems(settings, [visible[index] for index in selection.indices[:count]]),
     ]
 
 
-def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
-    """Return how to make the requested GPUs usable, and which GPUs to request instead."""
+def _device_fixes(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
+    """Return fixes for the requested GPUs, and alternatives."""
     devices = settings.devices
     found = devices.select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
@@ -344,23 +344,23 @@ def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
     if devices.may_become_idle(visible):
         remedies.append("wait for them with --wait")
     elif devices.named is not None and blocked:
-        from headway.machine.gpus import how_to_free
+        from headway.machine.gpus import availability_fixes
 
-        remedies += how_to_free(blocked[0])
+        remedies += availability_fixes(blocked[0])
     if all(gpu.obstacle for gpu in visible):
-        return [*remedies, _on_cpu(settings)]
+        return [*remedies, _cpu_fix(settings)]
     steps = [change(settings, "devices", "all", "or name GPUs that exist")]
     if settings.origin("num_processes").is_user_set:
         steps.append(removal(settings, "num_processes"))
     return [*remedies, " and ".join(steps)]
 
 
-def _shown(machine: Machine) -> str:
-    fault = f" ({machine.mask_fault})" if machine.mask_fault else ""
-    return f"visible on this machine: {machine.describe_gpus()}{fault}"
+def _visible(machine: Machine) -> str:
+    error = f" ({machine.mask_error})" if machine.mask_error else ""
+    return f"visible on this machine: {machine.describe_gpus()}{error}"
 
 
-def _too_many_processes(
+def _process_count_problems(
     settings: Settings, machine: Machine, selection: Selection
 ) -> list[Problem]:
     processes, selected = settings.num_processes, len(selection.indices)
@@ -377,22 +377,22 @@ def _too_many_processes(
             [f"{change(settings, 'devices', 1)} and {one}", "use GPUs without MIG"],
             names,
         )
-    if processes <= selected or devices.size is not None:  # compared in `_of_devices`
+    if processes <= selected or devices.size is not None:  # compared in `_device_problems`
         return []
-    reason = _shown(machine)
-    if selection.passed_over:
-        why = "; ".join(selection.passed_over)
+    reason = _visible(machine)
+    if selection.skipped:
+        why = "; ".join(selection.skipped)
         reason = f"only {selected} of {len(visible)} GPUs can be used ({why})"
     return _problem(
         settings,
         Code.TOO_FEW_GPUS,
         f"num_processes is {processes}, but {reason}",
-        [change(settings, "num_processes", selected), _on_cpu(settings)],
+        [change(settings, "num_processes", selected), _cpu_fix(settings)],
         ["num_processes", "device"],
     )
 
 
-def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
+def _precision_problems(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
     name = settings.mixed_precision
     unsupported = kind_of(settings.device).unsupported(name, PRECISIONS[name], selected)
     if unsupported is None:
@@ -420,7 +420,7 @@ def _problem(
     Empty if any of them is invalid: this is already reported and may be the cause.
     """
     concerned = [name.partition(".")[0] for name in names]
-    if any(name in settings.unread for name in concerned):
+    if any(name in settings.invalid for name in concerned):
         return []
     where = settings.where(*concerned)
     found = Problem(what, where, "; or ".join(remedies), code=code, names=tuple(names))
@@ -441,7 +441,7 @@ def change(settings: Settings, name: str, value: object, note: str = "") -> str:
 
 
 def removal(settings: Settings, key: str, note: str = "") -> str:
-    """Return how to remove a setting, or a variable (env.NAME), from its source."""
+    """Return the fix that removes a setting, or a variable (env.NAME), from its source."""
     name, _, variable = key.partition(".")
     row, origin = TABLE[name], settings.origin(name)
     text = f"remove {key}"
@@ -455,8 +455,8 @@ def removal(settings: Settings, key: str, note: str = "") -> str:
     return f"{text}, {note}" if note else text
 
 
-def _on_cpu(settings: Settings) -> str:
-    """Return how to run on the CPU, including the settings to remove."""
+def _cpu_fix(settings: Settings) -> str:
+    """Return the fix that selects the CPU and removes conflicting settings."""
     steps = [change(settings, "device", "cpu")]
     if settings.origin("devices").is_user_set:
         steps.append(removal(settings, "devices"))
@@ -465,7 +465,7 @@ def _on_cpu(settings: Settings) -> str:
     return " and ".join(steps)
 
 
-def _on_one_machine(settings: Settings) -> str:
+def _one_machine_fix(settings: Settings) -> str:
     has_rank = settings.origin("machine_rank").is_user_set and bool(settings.machine_rank)
     rank = f" and {removal(settings, 'machine_rank')}" if has_rank else ""
     return change(settings, "num_machines", 1) + rank

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
     raw: Raw
     origin: Origin
-    faults: tuple[Problem, ...] = ()  # why the value is invalid; reported by `resolve`
+    problems: tuple[Problem, ...] = ()  # why the value is invalid; reported by `resolve`
 
 
 Entries = Mapping[str, Entry]
@@ -39,7 +39,7 @@ def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
 def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
     """Parse a profile's `text` into entries by key, without the version.
 
-    Invalid values and unknown keys are left for `resolve` to report together.
+    `resolve` reports invalid values and unknown keys together.
 
     Raises:
         ConfigError: The text is not YAML, is not a flat map, contains an anchor, alias or tag, or
@@ -90,7 +90,7 @@ def compose(text: str, source: Origin) -> Any:
 class _Reader:
     def __init__(self, source: Origin) -> None:
         self.source = source
-        self.faults: list[Problem] = []  # of the current entry
+        self.problems: list[Problem] = []  # problems of the current entry
 
     def read(self, text: str) -> dict[str, Entry]:
         root = compose(text, self.source)
@@ -105,15 +105,15 @@ class _Reader:
                 self._check_version(value)
         entries: dict[str, Entry] = {}
         for name, key, value in pairs:
-            self.faults = []
+            self.problems = []
             raw = self._value(name, value)
             if name in entries:
                 first = entries[name]
                 what = f"duplicate key {name!r}; first defined in line {first.origin.line}"
                 self._note(Code.DUPLICATE_KEY, name, what, key, "keep one of the two")
-                entries[name] = first._replace(faults=(*first.faults, *self.faults))
+                entries[name] = first._replace(problems=(*first.problems, *self.problems))
             else:
-                entries[name] = Entry(raw, self._at(key), tuple(self.faults))
+                entries[name] = Entry(raw, self._at(key), tuple(self.problems))
         entries.pop("version", None)
         return entries
 
@@ -133,19 +133,19 @@ class _Reader:
 
     def _value(self, name: str, node: Any) -> Raw:
         if node.id == "sequence":
-            return [self._text_or_fault(name, item) for item in node.value]
+            return [self._text_or_problem(name, item) for item in node.value]
         if node.id == "scalar":
-            return self._text_or_fault(name, node)
+            return self._text_or_problem(name, node)
         found: dict[str, str] = {}
         for item, key, value in self._pairs(node):
             full = f"{name}.{item}"
             if item in found:
                 what = f"duplicate key {full!r}"
                 self._note(Code.DUPLICATE_KEY, full, what, key, "keep one of the two")
-            found[item] = self._text_or_fault(full, value)
+            found[item] = self._text_or_problem(full, value)
         return found
 
-    def _text_or_fault(self, name: str, node: Any) -> str:
+    def _text_or_problem(self, name: str, node: Any) -> str:
         text = self._text(name, node)
         if _is_null(node):
             fix = "add a value, or delete the line"
@@ -166,7 +166,7 @@ class _Reader:
         return ConfigError.of([problem])
 
     def _note(self, code: Code, name: str, what: str, node: Any, fix: str) -> None:
-        self.faults.append(Problem(what, str(self._at(node)), fix, code=code, names=(name,)))
+        self.problems.append(Problem(what, str(self._at(node)), fix, code=code, names=(name,)))
 
 
 def _is_null(node: Any) -> bool:

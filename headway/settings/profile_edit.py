@@ -28,7 +28,7 @@ from headway.settings.table import Settings
 BLANK = f"version: {VERSION}\n"
 _PROFILE = "the profile"
 _PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # same for every YAML parser
-_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # in other YAML parsers
+_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # for other YAML parsers
 _BY_HAND = "edit the file: `$EDITOR $(headway config path)`"
 
 
@@ -84,11 +84,10 @@ def _variables(raw: Raw | None) -> dict[str, str]:
     if raw is None:
         return {}
     try:
-        return Settings.env.kind(raw)
+        return Settings.env.parser(raw)
     except ValueError as error:
-        raise ConfigError(
-            f"env is {masked_value('env', raw)!r}, {error}", where=_PROFILE, fix=_BY_HAND
-        ) from None
+        what = f"invalid value {masked_value('env', raw)!r} for env: {error}"
+        raise ConfigError(what, where=_PROFILE, fix=_BY_HAND) from None
 
 
 def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
@@ -221,7 +220,7 @@ def write_basic_config(
     """
     if mixed_precision.lower() not in PRECISIONS:
         raise UsageError(
-            f"mixed_precision is {mixed_precision!r}, not one of {', '.join(PRECISIONS)}",
+            f"invalid mixed_precision {mixed_precision!r}: must be one of {', '.join(PRECISIONS)}",
             where="the script's write_basic_config(...)",
             fix="pass a supported precision, such as mixed_precision='bf16'",
         )

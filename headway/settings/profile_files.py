@@ -68,7 +68,7 @@ def trusted_profile(
     """Return the selected profile; ConfigError if it was selected by name and is not trusted."""
     chosen = choose_profile(flag, environ)
     if not is_path(chosen.name) and exists(chosen.path):
-        _refuse_distrusted(chosen.path)
+        _reject_untrusted(chosen.path)
     return chosen
 
 
@@ -112,7 +112,7 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
         # skip folders that this user cannot enter
         if os.access(folder, os.X_OK) and exists(path):
             if trusted is None or os.path.realpath(trusted) != os.path.realpath(path):
-                _refuse_distrusted(path)
+                _reject_untrusted(path)
             return path
         parent = os.path.dirname(folder)
         if folder in (home, parent) or os.stat(parent).st_dev != device:
@@ -120,7 +120,7 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
         folder = parent
 
 
-def _refuse_distrusted(path: str) -> None:
+def _reject_untrusted(path: str) -> None:
     """Raise ConfigError unless the profile at `path` and its link target are trusted.
 
     A trusted file is owned by this user, root or the owner of the home folder (in a container, HOME

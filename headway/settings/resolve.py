@@ -57,17 +57,17 @@ def try_resolve(
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
     """Return the settings like `resolve`, and the problems of invalid values."""
-    values, problems, unread = _read([_of_other_launchers(layers, environ), *layers])
+    values, problems, invalid = _read([_of_other_launchers(layers, environ), *layers])
     if values["num_machines"].value == 1:  # explicit: run on this machine only
         cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
     asked_of_cluster = {
         name: entry
         for name, entry in cluster.items()
-        if _is_auto(values[name]) or (name == "cluster" and entry.faults)
+        if _is_auto(values[name]) or (name == "cluster" and entry.problems)
     }
-    answers, faults, unusable = _read([asked_of_cluster])
-    problems += faults
-    unread |= unusable
+    answers, found, unusable = _read([asked_of_cluster])
+    problems += found
+    invalid |= unusable
     values["device"] = _without_alias(values["device"], machine)
     for name, detect in _DETECT.items():
         if _is_auto(values[name]):
@@ -78,9 +78,9 @@ def try_resolve(
             if asked.layer is not Layer.DEFAULT:
                 origin = origin.with_reason(f"auto from {asked}")
             values[name] = Value(value, origin)
-            if unread:  # the detected value may depend on an invalid value
-                unread.add(name)
-    return Settings(values, unread), problems
+            if invalid:  # the detected value may depend on an invalid value
+                invalid.add(name)
+    return Settings(values, invalid), problems
 
 
 def _of_other_launchers(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
@@ -112,25 +112,25 @@ def parse_layers(layers: Sequence[Entries]) -> dict[str, Value]:
 def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], set[str]]:
     """Return the valid values, the problems, and the settings with problems."""
     problems: list[Problem] = []
-    unread: set[str] = set()
+    invalid: set[str] = set()
     values = dict(_DEFAULTS)
     for layer in layers:
         for name, entry in layer.items():
-            problems += entry.faults
+            problems += entry.problems
             if name not in TABLE:
                 problem, meant = _unknown(name, entry.origin)
                 problems.append(problem)
-                unread.add(meant)
-            elif entry.faults:
-                unread.add(name)
+                invalid.add(meant)
+            elif entry.problems:
+                invalid.add(name)
             else:
                 try:
                     value = Value(TABLE[name].parse(entry.raw), entry.origin)
                     values[name] = _merged(values[name], value)
                 except ValueError as error:
                     problems.append(_bad_value(TABLE[name], entry, error))
-                    unread.add(name)
-    return values, problems, unread
+                    invalid.add(name)
+    return values, problems, invalid
 
 
 def _merged(old: Value, new: Value) -> Value:
@@ -160,7 +160,8 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     }.get(
         entry.origin.layer, f"write `{row.name}: {example}`{also}" + ", or remove it" * is_optional
     )
-    what = f"{row.name} is {written!r}, {error}" + (f"; did you mean {close!r}?" if close else "")
+    hint = f"; did you mean {close!r}?" if close else ""
+    what = f"invalid value {written!r} for {row.name}: {error}{hint}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
 
@@ -219,7 +220,7 @@ def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     if word in YES:
         return _from_variable("cpu", name, environ[name])
     raise ConfigError(
-        f"{name} is {environ[name]!r}, not a boolean",
+        f"invalid value {environ[name]!r} for {name}: not a boolean",
         where=f"environment {name}",
         fix=f"`export {name}=1` to enable it, or unset it",
     )

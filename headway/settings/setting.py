@@ -24,7 +24,7 @@ SET = "--set"
 """The flag that sets any setting: --set NAME=VALUE."""
 
 AUTO = "auto"
-"""The value of a setting that is detected from the machine."""
+"""The value that requests detection."""
 
 
 class Value(NamedTuple):
@@ -35,8 +35,8 @@ class Value(NamedTuple):
 Shape = Literal["one", "list", "map"]
 """Form of a value in a profile; maps are merged across layers."""
 
-Obeyer = Literal["launcher", "machines", "gpus", "accelerator", "ranks", "hsdp", "shards", "blocks"]
-"""What a setting applies to; if a launch has no such part, a note reports that it has no effect.
+Scope = Literal["launcher", "machines", "gpus", "accelerator", "ranks", "hsdp", "shards", "blocks"]
+"""The part of a launch that a setting applies to; without it, a note reports that it has no effect.
 
 launcher: a launcher that supervises the script; machines: launchers of a multi-node run; gpus;
 accelerator: the script's Accelerator; ranks, hsdp, shards: an Accelerator with several ranks, hsdp
@@ -55,20 +55,20 @@ class Setting(Generic[T]):
         *,
         metavar: str = "",  # placeholder of the value in `--help`
         shape: Shape = "one",
-        needs_launcher: bool = False,  # a launcher must supervise the script unless default
-        obeyed_by: Obeyer | None = None,  # None: every launch
+        needs_launcher: bool = False,  # True: a value other than the default requires a launcher
+        applies_to: Scope | None = None,  # None: every launch
         has_flag: bool = True,  # False: set only with --set NAME=VALUE
         bare: str | None = None,  # value of the flag without an argument
         example: str | None = None,  # for messages; defaults to the default or the metavar
     ) -> None:
-        self.kind = parse
+        self.parser = parse
         self.default = default
         self.help = help
         self.choices = parse.choices if isinstance(parse, Choice) else ()
         self.metavar = metavar or ("{" + ",".join(self.choices) + "}" if self.choices else "")
         self.shape = shape
         self.needs_launcher = needs_launcher
-        self.obeyed_by = obeyed_by
+        self.applies_to = applies_to
         self.has_flag = has_flag
         self.bare = bare
         has_default = default is not None and shape != "map"
@@ -104,15 +104,15 @@ class Setting(Generic[T]):
     def parse(self, raw: Raw) -> T | str:
         """Parse `raw`; AUTO is valid if it is the default.
 
-        A ValueError's message completes "<name> is <raw>, ".
+        The message of a ValueError is the reason, such as "not a whole number".
         """
         if isinstance(raw, Mapping) and self.shape != "map":
-            raise ValueError("which is a map, not a value")
+            raise ValueError("expected a value, not a map")
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
-        return self.kind(raw)
+        return self.parser(raw)
 
-    def reads(self, raw: Raw) -> bool:
+    def accepts(self, raw: Raw) -> bool:
         try:
             self.parse(raw)
         except ValueError:
@@ -140,14 +140,14 @@ def as_words(raw: Raw) -> str:
 
 def read_text(raw: Raw) -> str:
     if not isinstance(raw, str):
-        raise ValueError("which is a list, not one value")
+        raise ValueError("expected a single value, not a list")
     if not raw.strip():
-        raise ValueError("which is empty")
+        raise ValueError("must not be empty")
     return raw
 
 
 class Choice:
-    """Parses a choice from `words` or their aliases (`same`), ignoring case.
+    """Parses one of `words` or an alias (`same`), ignoring case.
 
     `accepts` returns whether an unlisted word is valid.
     """
@@ -169,7 +169,7 @@ class Choice:
         word = read_text(raw).strip().lower()
         word = self._same.get(word, word)
         if word not in self._words and not self._is_other(word):
-            raise ValueError(f"but it must be one of {', '.join(self._possible)}")
+            raise ValueError(f"must be one of {', '.join(self._possible)}")
         return word
 
 
@@ -188,15 +188,15 @@ class Count:
     def _checked(self, text: str) -> int:
         digits = text.removeprefix("-")
         if not (digits.isdecimal() and digits.isascii()):
-            raise ValueError(f"which is not {self._what}")
+            raise ValueError(f"not {self._what}")
         number = int(text) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
         if abs(number) >= 10**_MAX_DIGITS:
-            raise ValueError("which is too large")
+            raise ValueError("too large")
         if number < self.minimum or (self.maximum is not None and number > self.maximum):
             allowed = f"{self.minimum} or more"
             if self.maximum is not None:
                 allowed = f"from {self.minimum} to {self.maximum}"
-            raise ValueError(f"but it must be {allowed}")
+            raise ValueError(f"must be {allowed}")
         return number
 
 
@@ -238,10 +238,10 @@ class MachineCount(Count):
         try:
             found = Machines(self._checked(most.strip()), self._checked(least.strip()))
         except ValueError:
-            reason = "which is not a number of machines (4) or a range (2:4)"
+            reason = "not a number of machines (4) or a range (2:4)"
             raise ValueError(reason) from None
         if found.least > found:
-            raise ValueError("which is a range whose end is below its start")
+            raise ValueError("the range is descending")
         return found
 
 
@@ -270,9 +270,9 @@ def read_ranks(raw: Raw) -> tuple[int, ...] | None:
         first, dash, last = (word.strip() for word in part.partition("-"))
         ends = (first, last if dash else first)
         if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
-            raise ValueError(f"in which {part.strip()!r} is not a rank (3) or a range (0-3)")
+            raise ValueError(f"{part.strip()!r} is not a rank (3) or a range (0-3)")
         if int(ends[0]) > int(ends[1]):
-            raise ValueError(f"in which {part.strip()!r} is a range whose end is below its start")
+            raise ValueError(f"the range {part.strip()!r} is descending")
         ranks.update(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(ranks))
 
@@ -281,7 +281,7 @@ def read_path(raw: Raw) -> str:
     from os.path import expanduser
 
     if "\0" in read_text(raw):
-        raise ValueError("which contains a null byte")
+        raise ValueError("contains a null byte")
     return expanduser(read_text(raw))
 
 
@@ -290,13 +290,11 @@ def read_variables(raw: Raw) -> dict[str, str]:
     words = [] if isinstance(raw, Mapping) else _words(raw)
     for number, word in enumerate(words, 1):
         if "=" not in word:  # do not print it: it may be part of a secret
-            raise ValueError(f"in which word {number} is not NAME=VALUE")
+            raise ValueError(f"word {number} is not NAME=VALUE")
     variables = _pairs(raw, words)
     for name, value in variables.items():
         if not name or "=" in name or "\0" in name + value:
-            raise ValueError(
-                f"in which {name!r} is not a valid variable name, or contains a null byte"
-            )
+            raise ValueError(f"{name!r} is not a valid variable name, or contains a null byte")
     return variables
 
 
@@ -307,9 +305,9 @@ def read_options(raw: Raw) -> dict[str, str]:
     options = _pairs(raw, words)
     for key, value in options.items():
         if not re.fullmatch(r"[a-z][a-z0-9-]+", key):
-            raise ValueError(f"in which {key!r} is not a long option of sbatch")
+            raise ValueError(f"{key!r} is not a long option of sbatch")
         if not value.isprintable():
-            raise ValueError(f"in which {key} contains unprintable characters")
+            raise ValueError(f"{key} contains unprintable characters")
     if re.fullmatch(r"\d+[smhd].*", time := options.get("time", "")):
         hours, seconds = divmod(Seconds(1)(time), 3600)
         clock = f"{hours % 24:02}:{seconds // 60:02}:{seconds % 60:02}"
@@ -323,7 +321,7 @@ def _words(raw: str | Sequence[str]) -> Sequence[str]:
     try:
         return shlex.split(raw) if isinstance(raw, str) else raw
     except ValueError:
-        raise ValueError("which has an unclosed quote") from None
+        raise ValueError("unclosed quote") from None
 
 
 def _pairs(raw: Raw, words: Sequence[str]) -> dict[str, str]:
@@ -334,5 +332,5 @@ def _pairs(raw: Raw, words: Sequence[str]) -> dict[str, str]:
     names = [name for name, _ in pairs]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         verb = "is" if len(twice) == 1 else "are"
-        raise ValueError(f"in which {', '.join(twice)} {verb} set twice: keep one value of each")
+        raise ValueError(f"{', '.join(twice)} {verb} set twice: keep one value of each")
     return dict(pairs)

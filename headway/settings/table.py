@@ -21,8 +21,8 @@ from headway.settings.setting import (
     Count,
     MachineCount,
     Machines,
-    Obeyer,
     Raw,
+    Scope,
     Seconds,
     Setting,
     Value,
@@ -55,9 +55,9 @@ OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 """Settings for this machine's place in a multi-node run, unknown before the run starts."""
 
 
-def _switch(help: str, *, obeyed_by: Obeyer | None = None) -> Setting[str]:
+def _switch(help: str, *, applies_to: Scope | None = None) -> Setting[str]:
     choice = Choice(YES, NO, same=_YES_OR_NO)
-    return Setting(choice, NO, help, bare=YES, obeyed_by=obeyed_by)
+    return Setting(choice, NO, help, bare=YES, applies_to=applies_to)
 
 
 def _host(raw: Raw) -> str:
@@ -87,7 +87,7 @@ class Settings:
         metavar="SPEC",
         example="0,",
         shape="list",
-        obeyed_by="gpus",
+        applies_to="gpus",
     )
     num_processes = Setting(
         Count(1),
@@ -101,17 +101,17 @@ class Settings:
         Choice(*PRECISIONS, same={"false": "no", "off": "no"}),
         "no",
         "precision of the forward pass",
-        obeyed_by="accelerator",
+        applies_to="accelerator",
     )
     gradient_accumulation_steps = Setting(
-        Count(1), 1, "micro-batches per optimizer step", metavar="N", obeyed_by="accelerator"
+        Count(1), 1, "micro-batches per optimizer step", metavar="N", applies_to="accelerator"
     )
     strategy = Setting(
         Choice(*STRATEGIES, or_auto=True),
         AUTO,
         "parallelism: replicate the model (ddp), shard its parameters (fsdp), or shard over "
         "shard_size ranks and replicate the shards (hsdp); auto is ddp",
-        obeyed_by="ranks",
+        applies_to="ranks",
     )
     shard_size: Setting[int | None] = Setting(
         Count(2),
@@ -119,7 +119,7 @@ class Settings:
         "with hsdp: ranks to shard each copy of the model over (default: the ranks of a machine)",
         metavar="N",
         example="8",
-        obeyed_by="hsdp",
+        applies_to="hsdp",
     )
     wrap: Setting[str] = Setting(
         read_wrap,
@@ -129,15 +129,15 @@ class Settings:
         "(1000000)",
         metavar="auto|CLASSES|N",
         shape="list",
-        obeyed_by="blocks",
+        applies_to="blocks",
     )
     activation_checkpointing = _switch(
         "recompute the activations of each block in the backward pass instead of storing them",
-        obeyed_by="accelerator",
+        applies_to="accelerator",
     )
     cpu_offload = _switch(
         "with fsdp and hsdp: keep parameters, gradients and optimizer states in CPU memory",
-        obeyed_by="shards",
+        applies_to="shards",
     )
     replace_accelerate = _switch(
         "provide Headway's runtime to code that imports accelerate, so that strategy, wrap and "
@@ -168,7 +168,7 @@ class Settings:
         AUTO,
         "host name or IP address of machine 0, without a port (auto: from the cluster's variables)",
         metavar="HOST",
-        obeyed_by="machines",
+        applies_to="machines",
     )
     main_port: Setting[int | None] = Setting(
         Count(1, 65535),
@@ -176,7 +176,7 @@ class Settings:
         "port on machine 0 (auto: from the cluster's variables, else 29500; on one machine any "
         "free port)",
         metavar="PORT",
-        obeyed_by="machines",
+        applies_to="machines",
     )
     cluster = Setting(
         Choice(
@@ -195,7 +195,7 @@ class Settings:
         "seconds without a heartbeat from another machine's launcher after which the machine is "
         "considered lost, and the run stops or continues without it",
         metavar="S",
-        obeyed_by="machines",
+        applies_to="machines",
         has_flag=False,
     )
     max_restarts = Setting(
@@ -209,25 +209,25 @@ class Settings:
     restart_anyway = _switch(
         "restart even if the previous failure repeats, which otherwise stops the run with exit "
         "code 76",
-        obeyed_by="launcher",
+        applies_to="launcher",
     )
     restart_delay = Setting(
         Seconds(0, 60),
         1,
-        "seconds before a restart if the failed attempt made no progress; doubled with each such "
+        "seconds before a restart if the failed attempt made no progress; doubled after each such "
         "failure, up to 60",
         metavar="S",
-        obeyed_by="launcher",
+        applies_to="launcher",
         has_flag=False,
     )
     grace_period_s = Setting(
         Seconds(0, 86400),
         30,
-        "seconds between the stop signal and SIGKILL for the ranks; if not set, at most 5 when "
-        "they are stopped because another rank failed. After a success, how long to wait for "
-        "processes that the ranks left running",
+        "seconds between the stop signal and SIGKILL for the ranks; if not set, at most 5 after "
+        "the failure of another rank. After a success, the time limit for processes that the "
+        "ranks left running",
         metavar="S",
-        obeyed_by="launcher",
+        applies_to="launcher",
     )
     hang_timeout: Setting[int | None] = Setting(
         Seconds(1),
@@ -259,7 +259,7 @@ class Settings:
         Choice(YES, NO, same=_YES_OR_NO),
         YES,
         "hook into the Trainer of transformers or Lightning so that it saves and exits when the "
-        "job is preempted; no: do not hook into it",
+        "job is preempted",
         has_flag=False,
     )
     status = Setting(
@@ -267,7 +267,7 @@ class Settings:
         AUTO,
         "progress of the run, if ranks report optimizer steps: a status line on a terminal, a line "
         "per minute elsewhere (auto); or off",
-        obeyed_by="launcher",
+        applies_to="launcher",
     )
     log_dir: Setting[str | None] = Setting(
         read_path, None, "folder for one log file per process", metavar="DIR", needs_launcher=True
@@ -278,14 +278,14 @@ class Settings:
         "ranks to show on the console: 0,3 or 0-3 or all",
         metavar="0,3",
         shape="list",
-        obeyed_by="launcher",
+        applies_to="launcher",
     )
     output = Setting(
         Choice(LINES, RAW),
         LINES,
         "format of the ranks' output: whole lines prefixed with the rank (lines), with progress "
         "bars reduced to a line every 10 s in files; or unchanged bytes (raw)",
-        obeyed_by="launcher",
+        applies_to="launcher",
     )
     record = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
@@ -311,9 +311,9 @@ class Settings:
     start_method = Setting(
         Choice("fork", "exec", or_auto=True),
         AUTO,
-        "how to start ranks: fork a process that has imported torch (fork), or start a new "
+        "method to start ranks: fork a process that has imported torch (fork), or start a new "
         "interpreter for each rank (exec)",
-        obeyed_by="launcher",
+        applies_to="launcher",
         has_flag=False,
     )
     hosts: Setting[Hosts | None] = Setting(
@@ -346,10 +346,10 @@ class Settings:
         shape="map",
     )
 
-    def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:
-        """Store `values`; those of settings in `unread` are placeholders for invalid values."""
+    def __init__(self, values: Mapping[str, Value], invalid: Collection[str] = ()) -> None:
+        """Store `values`; those of settings in `invalid` are placeholders for invalid values."""
         self.values = values
-        self.unread = unread
+        self.invalid = invalid
 
     def without_secrets(self) -> Settings:
         """Return the settings with secrets in `env` masked, for display."""
@@ -357,7 +357,7 @@ class Settings:
 
         env = self.values["env"]
         return Settings(
-            {**self.values, "env": env._replace(value=masked_map(env.value))}, self.unread
+            {**self.values, "env": env._replace(value=masked_map(env.value))}, self.invalid
         )
 
     def origin(self, name: str) -> Origin:
@@ -390,11 +390,11 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "training": (
         *("mixed_precision", "gradient_accumulation_steps", "resume", "replace_accelerate"),
     ),
-    "sharing the model out": (
+    "model parallelism": (
         *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
     ),
     "several machines": (*OF_MACHINES, "cluster", "hosts", "machine_timeout_s"),
-    "failing and stopping": (
+    "failures and stopping": (
         *("max_restarts", "restart_anyway", "restart_delay", "hang_timeout", "time_limit"),
         *("grace_period_s", "library_hooks"),
     ),

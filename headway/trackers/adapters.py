@@ -215,7 +215,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Log parameters as strings; those too long for MLflow are skipped with a note."""
+        """Log parameters as strings; values too long for MLflow are skipped with a note."""
         from mlflow.utils import validation
 
         longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
@@ -234,7 +234,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers; others are skipped with a note. Names of nested values are joined by "/".
+        """Log numbers; other values are skipped. Names of nested values are joined by "/".
 
         Args:
             values: numbers by name.

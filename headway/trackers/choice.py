@@ -50,8 +50,8 @@ class LoggerType(str, Enum):
         return self.value
 
 
-_OURS = (JsonlTracker, TensorBoardTracker, WandBTracker, TrackioTracker, MLflowTracker)
-LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OURS}
+_OWN = (JsonlTracker, TensorBoardTracker, WandBTracker, TrackioTracker, MLflowTracker)
+LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
 """Tracker classes by the names in `log_with`: Headway's and registered classes."""
 
 
@@ -90,7 +90,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     if name in LOGGER_TYPE_TO_CLASS:
         before = LOGGER_TYPE_TO_CLASS[name].__qualname__
         warnings.warn(
-            f"the tracker {name!r} was {before}; replacing it by {tracker_class.__qualname__}",
+            f"the tracker {name!r} was {before}; replacing it with {tracker_class.__qualname__}",
             UserWarning,
             stacklevel=2,
         )

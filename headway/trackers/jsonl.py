@@ -13,14 +13,14 @@ from headway.errors import UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.records import METRICS
 from headway.ipc.stderr import log, shown
-from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
+from headway.trackers.run_file import MARK, RESUMED, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 
 class JsonlTracker(GeneralTracker):
     """Writes a run to `<logging_dir>/<run_name>/<date>-<time>-<process id>.jsonl`.
 
-    Each line is written immediately, so that a crash of the script loses none. `headway why --html`
+    Each line is written immediately, so that none is lost in a crash. `headway why --html`
     plots the file; `headway/trackers/run_file.py` describes its format.
 
     Args:
@@ -49,9 +49,9 @@ class JsonlTracker(GeneralTracker):
         own = os.path.relpath(os.path.join(logging_dir, run_name), logging_dir)
         if Path(own).parts[:1] == (os.pardir,):
             raise UsageError(
-                f"project_name is {run_name!r}, not a folder below {os.fspath(logging_dir)!r}",
+                f"invalid project_name {run_name!r}: not below {os.fspath(logging_dir)!r}",
                 where="the script's init_trackers(...)",
-                fix="pass a name without '..', and set the folder by Accelerator(project_dir=...)",
+                fix="pass a name without '..', and set Accelerator(project_dir=...)",
             )
         self.run_name = run_name
         self.logging_dir = logging_dir
@@ -69,13 +69,13 @@ class JsonlTracker(GeneralTracker):
         folder = Path(self.logging_dir) / self.run_name
         folder.mkdir(parents=True, exist_ok=True)
         if self.run_id is not None:
-            self._continue_in(folder, f"{self.run_id}{SUFFIX}")
+            self._append_to(folder, f"{self.run_id}{SUFFIX}")
         if self._file is None:
             self._file = _create(folder)
         self.run_id = self.path.stem
         process_progress().note_output_path(METRICS, str(self.path))
 
-    def _continue_in(self, folder: Path, name: str) -> None:
+    def _append_to(self, folder: Path, name: str) -> None:
         path = folder / name
         is_file = path.parent == folder and path.is_file() and not path.is_symlink()
         if not (is_file and is_run(path)):
@@ -86,7 +86,7 @@ class JsonlTracker(GeneralTracker):
             self._is_torn = file.read() != b"\n"
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self._has_head = True
-        self._write({"time": _now(), GOES_ON: True})
+        self._write({"time": _now(), RESUMED: True})
 
     @property
     def path(self) -> Path:

@@ -2,7 +2,7 @@
 
 Each line is a JSON object. The first is {"headway_run": 1, "project", "time", "config"}; the others
 are {"step", "time", "values"} for a call of `log`, {"time", "config"} for a later configuration,
-or {"time", "goes_on"}: the run resumed from a checkpoint, and later lines replace those logged
+or {"time", "resumed"}: the run resumed from a checkpoint, and later lines replace those logged
 before for the same and later steps.
 Times are seconds since 1970. NaN and infinities are the strings of protobuf's JSON mapping
 (https://protobuf.dev/programming-guides/json/): "NaN", "Infinity", "-Infinity".
@@ -20,9 +20,9 @@ from headway.ipc.stderr import shown
 
 MARK = "headway_run"
 VERSION = 1
-GOES_ON = "goes_on"
+RESUMED = "resumed"
 SUFFIX = ".jsonl"
-_MOST_NUMBERS = 1000  # of an array or tensor that is written as a list
+_MOST_NUMBERS = 1000  # maximum elements of an array that is written as a list
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -95,7 +95,7 @@ def read_metrics(path: Path) -> dict[str, MetricSeries]:
     step = -1.0
     replaced: set[str] = set()  # metrics not logged yet since the run resumed
     for line in lines:
-        if GOES_ON in line:
+        if RESUMED in line:
             replaced = {*metrics}
         if "values" not in line:
             continue

@@ -82,7 +82,7 @@ class GeneralTracker:
 
     def __init__(self) -> None:
         required = ("name", "requires_logging_directory", "tracker")
-        there = dir(self)  # not hasattr: a property may need what start() creates
+        there = dir(self)  # not hasattr: a property may require start()
         missing = [name for name in required if name not in there]
         if missing:
             raise UsageError(

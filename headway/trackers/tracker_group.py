@@ -21,7 +21,7 @@ from headway.trackers.choice import (
 from headway.trackers.project import ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker, NoTracker
 
-_PATIENCE = 10
+_RETRY_FACTOR = 10
 """A failed tracker is skipped for this multiple of the duration of the failed call, so that an
 unreachable network costs at most a tenth of the training time."""
 
@@ -63,7 +63,7 @@ class _Member:
             )
         self._missed += 1
         now = time.monotonic()
-        self._retry_at = now + _PATIENCE * (now - began)
+        self._retry_at = now + _RETRY_FACTOR * (now - began)
 
     def finish(self, end: Callable[[], None]) -> None:
         if not self.has_started:
@@ -181,7 +181,7 @@ class Tracking:
         for name in run_ids.keys() & own.keys():
             if own[name] != run_ids[name]:
                 log(
-                    f"{name} started a different run from that in the checkpoint; call"
+                    f"{name} started a new run, not the run of the checkpoint; call"
                     " accelerator.resume() before init_trackers()"
                 )
 

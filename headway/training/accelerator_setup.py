@@ -12,7 +12,7 @@ from headway.devices.table import kind_of
 from headway.distributed.handler import Handlers, check_range
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
-from headway.history import own
+from headway.history import process_record
 from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
@@ -147,7 +147,7 @@ def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> N
     progress.note_use(accelerator=True)
     if (folder := setup.project.project_dir) is not None:
         progress.note_output_path(PROJECT, os.fspath(folder))
-    own.join(progress)
+    process_record.start(progress)
     progress.clock.watch_device(kind_of(world.device.type), world.device)
     if not world.is_main:
         return

@@ -154,7 +154,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
         return read_wrap(wrap)
     except ValueError as error:
         raise UsageError(
-            f"wrap is {wrap!r}, {error}",
+            f"invalid value {wrap!r} for wrap: {error}",
             where=CALL,
             fix="pass 'auto', a list of class names, or a number of parameters",
         ) from None

@@ -69,4 +69,4 @@ def _wanted(layers: Sequence[Entries]) -> str:
     """Return the user's `cluster` setting, else `auto`; unknown names are reported elsewhere."""
     row = TABLE["cluster"]
     named = [layer["cluster"] for layer in layers if "cluster" in layer]
-    return str(row.parse(named[-1].raw)) if named and row.reads(named[-1].raw) else AUTO
+    return str(row.parse(named[-1].raw)) if named and row.accepts(named[-1].raw) else AUTO

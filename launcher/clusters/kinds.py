@@ -18,7 +18,7 @@ _FIRST_PORT, _NUM_PORTS = 20000, 12000
 class ClusterKind(NamedTuple):
     """A kind of cluster.
 
-    `derive` returns the settings that are computed from variables; invalid entries have faults.
+    `derive` returns the settings that are computed from variables; invalid entries have problems.
     `task` returns this process's rank if the cluster started every rank, and None if it started
     one launch per machine. Other packages add a kind by an entry point of the group
     `headway.clusters`, which has the kind's name.
@@ -39,7 +39,7 @@ def origin_of(variable: str, reason: str = "") -> Origin:
 
 def invalid(variable: str, what: str, fix: str = FIX) -> Entries:
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=("num_machines",))
-    return {"num_machines": Entry("1", origin_of(variable), faults=(problem,))}
+    return {"num_machines": Entry("1", origin_of(variable), problems=(problem,))}
 
 
 def unreadable(variable: str, what: str, error: Exception) -> Entries:

@@ -201,14 +201,14 @@ def _missing(name: str) -> Entry:
         code=Code.NO_CLUSTER,
         names=("cluster",),
     )
-    return Entry(name, origin_of(""), faults=(problem,))
+    return Entry(name, origin_of(""), problems=(problem,))
 
 
 def _conflicts(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
     """Yield the entries that another cluster contradicts, each with a fault."""
     for name in entries.keys() & others.keys() & {*_COMPARED}:
         one, other = entries[name], others[name]
-        if one.faults or other.faults or one.raw == other.raw:
+        if one.problems or other.problems or one.raw == other.raw:
             continue
         problem = Problem(
             f"{name} is {one.raw!r} according to {one.origin.variable}, "
@@ -219,4 +219,4 @@ def _conflicts(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]
             code=Code.CLUSTERS_DISAGREE,
             names=(name,),
         )
-        yield name, one._replace(faults=(problem,))
+        yield name, one._replace(problems=(problem,))

@@ -29,7 +29,7 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
         ("hooks", *_hooked(plan)),
     ]
     if plan.gpus:
-        start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
+        start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.describe()))
     if plan.cpus:
         cores = "; ".join(dict.fromkeys(plan.cpus))
         start.append(("cores", cores, str(settings.origin("numa_binding"))))

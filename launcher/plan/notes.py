@@ -11,7 +11,7 @@ from headway.ipc.origin import Layer
 from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.plan.plan import LaunchPlan, counted
-from headway.settings.setting import Obeyer
+from headway.settings.setting import Scope
 from headway.settings.table import NO, RAW, TABLE, Settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def notes(plan: LaunchPlan) -> tuple[str, ...]:
 
 def _without_effect(plan: LaunchPlan) -> Iterator[str]:
     settings, absent = plan.settings, _absent_parts(plan)
-    where = {name: absent.get(row.obeyed_by, "") for name, row in TABLE.items()}
+    where = {name: absent.get(row.applies_to, "") for name, row in TABLE.items()}
     for names, place, applies in _NO_EFFECT_RULES:
         if applies(plan):
             where |= {name: where[name] or place for name in names}
@@ -33,13 +33,13 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
             yield f"{name} has no effect {place} ({settings.origin(name)})"
 
 
-def _absent_parts(plan: LaunchPlan) -> dict[Obeyer | None, str]:
+def _absent_parts(plan: LaunchPlan) -> dict[Scope | None, str]:
     """Return the parts that this launch lacks, each with the condition for its note."""
     settings = plan.settings
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
     is_moved = not kind.is_numbered and settings.is_overridden("devices", "device")
-    absent: dict[Obeyer | None, tuple[bool, str]] = {
+    absent: dict[Scope | None, tuple[bool, str]] = {
         "launcher": (plan.supervised is None, "with one process and without --supervise"),
         "machines": (plan.is_one_machine, "on one machine"),
         "gpus": (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
@@ -57,7 +57,7 @@ def _absent_parts(plan: LaunchPlan) -> dict[Obeyer | None, str]:
             "without sharding or activation_checkpointing",
         ),
     }
-    return {obeyer: place for obeyer, (is_absent, place) in absent.items() if is_absent}
+    return {scope: place for scope, (is_absent, place) in absent.items() if is_absent}
 
 
 _NO_EFFECT_RULES: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] = (
@@ -85,16 +85,16 @@ def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:
     devices = settings.devices
     selection = devices.select(machine.visible_gpus)
     if settings.origin("devices").is_for_this_launch and devices.first is not None:
-        yield f"devices {devices} = {devices.reading()}"
+        yield f"devices {devices} = {devices.describe()}"
     if devices.idle is not None:
         yield f"devices {devices} = GPU {', '.join(map(str, selection.indices))}"
-    yield from (f"skipped {reason}" for reason in selection.passed_over)
-    if machine.mask_fault is not None:
-        yield f"{machine.mask_fault}: {machine.describe_gpus()}"
-    if kernels := machine.without_kernels([machine.visible_gpus[index] for index in plan.gpus]):
-        from headway.machine.gpus import how_to_get_kernels
+    yield from (f"skipped {reason}" for reason in selection.skipped)
+    if machine.mask_error is not None:
+        yield f"{machine.mask_error}: {machine.describe_gpus()}"
+    if kernels := machine.missing_kernels([machine.visible_gpus[index] for index in plan.gpus]):
+        from headway.machine.gpus import kernel_fixes
 
-        yield f"{kernels}; fix: {'; or '.join(how_to_get_kernels(machine))}"
+        yield f"{kernels}; fix: {'; or '.join(kernel_fixes(machine))}"
     if machine.driver_fault:
         yield f"{kind_of(settings.device).tool} reports: {machine.driver_fault}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
@@ -111,11 +111,11 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
     if plan.machine.unused_card:
         yield f"{plan.machine.unused_card}; fix: install the driver"
     if plan.machine.gpus or plan.machine.has_driver:
-        from headway.machine.gpus import how_to_use_gpus
+        from headway.machine.gpus import gpu_fixes
 
         count = len(plan.machine.gpus)
         gpus = f"{count or 'any'} GPU" + "s" * (count > 1)
-        yield f"{gpus} not used: {reason}; fix: {'; or '.join(how_to_use_gpus(plan.machine))}"
+        yield f"{gpus} not used: {reason}; fix: {'; or '.join(gpu_fixes(plan.machine))}"
 
 
 def _oversubscribed(plan: LaunchPlan) -> Iterator[str]:
@@ -190,13 +190,13 @@ def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
     """Return a note on unused Accelerator settings; a library may read Accelerate's variables."""
     is_alone = settings.num_processes * int(settings.num_machines) == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
-    obeyers: set[Obeyer | None] = {"accelerator"}
+    scopes: set[Scope | None] = {"accelerator"}
     if is_sharded:  # otherwise a note before the start covers them
-        obeyers |= {"ranks", "hsdp", "shards", "blocks"}
+        scopes |= {"ranks", "hsdp", "shards", "blocks"}
     names = [
         name
         for name, row in TABLE.items()
-        if row.obeyed_by in obeyers
+        if row.applies_to in scopes
         and not _is_default(settings, name)
         and not (has_reader and name in ACCELERATE)
     ]

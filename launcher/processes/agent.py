@@ -45,7 +45,7 @@ from headway.launcher.processes.repeats import RepeatDetector
 from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerExited, Starter
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
-from headway.machine.source import count_memory_kills
+from headway.machine.source import count_oom_kills
 from headway.settings.problems import missing_ranks
 from headway.settings.profile_files import shown
 from headway.settings.table import YES
@@ -142,7 +142,7 @@ class Agent(LocalElasticAgent):
         handler.describe_repetition = self._repeats.check
         self._repeated = ""  # why the final failure is a repeated one
         self._began_at = time.monotonic()  # start of the last attempt
-        self._kills_before = count_memory_kills()
+        self._kills_before = count_oom_kills()
         self._interrupted_at = float("-inf")  # the last Ctrl-C for a debugged rank
         self.pending_restart = "", ""  # with its cause, if machine 0 sent it
         self.is_cut_short = False  # the grace period
@@ -285,7 +285,7 @@ class Agent(LocalElasticAgent):
 
     def find_failure(self, *, silent_fails: bool = False) -> Failure | Hang | ServerDeath | None:
         """Return the last attempt's failure on this machine; arguments as in `failures.py`."""
-        memory_kills = count_memory_kills() - self._kills_before
+        memory_kills = count_oom_kills() - self._kills_before
         if self._starter.server_exit_code is not None:
             return ServerDeath(Evidence(self._starter.server_exit_code, memory_kills=memory_kills))
         workers = self._worker_group.workers

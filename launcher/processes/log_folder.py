@@ -11,7 +11,7 @@ from headway.settings.table import TABLE, Settings
 
 def log_dir_problems(settings: Settings) -> list[Problem]:
     """Check that a folder can be created in `log_dir`, by creating and removing one."""
-    if settings.log_dir is None or "log_dir" in settings.unread:
+    if settings.log_dir is None or "log_dir" in settings.invalid:
         return []
     import tempfile
 

@@ -84,12 +84,12 @@ def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
 
 
 def _record_end() -> None:
-    from headway.history import own
+    from headway.history import process_record
 
     if isinstance(_end_record, Crash):
-        own.end(_end_record.code, _end_record.traceback, process_progress())
+        process_record.record_exit(_end_record.code, _end_record.traceback, process_progress())
     elif _end_record is not None:
-        own.end(_end_record.code, _end_record.message, process_progress())
+        process_record.record_exit(_end_record.code, _end_record.message, process_progress())
 
 
 def run_program(

@@ -49,19 +49,19 @@ READ_ENVIRON = {
     *("settings.layers", "settings.resolve", "ipc.run_contract", "ipc.numbering"),
     "machine.detection",
     # a record, and a profile, lie below a folder that a variable names
-    *("ipc.paths", "history.store", "history.own"),
-    "commands.elsewhere",  # PYTHONPATH of a snapshot of the code
+    *("ipc.paths", "history.store", "history.process_record"),
+    "commands.remote_job",  # PYTHONPATH of a snapshot of the code
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
     *("commands.env", "commands.exchange.export_settings"),
     "commands.config.ask",  # TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.processes.server", "launcher.run"),
-    "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
+    "commands.host_agent",  # what sshd says, and what the caller hands on to the launch there
     "trackers.adapters",  # variables that stand for its arguments
     "launcher.processes.starter",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
-    "estimate.child.stand_ins",  # those of a rank, in an attempt's process
+    "estimate.child.script_patches",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
     "distributed.process",  # what the script asks for, or sets for a while
     "launcher.rank.import_hooks",  # what the script changes in its own

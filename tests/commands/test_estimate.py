@@ -16,13 +16,13 @@ from headway.errors import ConfigError, LaunchError
 from headway.estimate.planner import (
     ROWS,
     Devices,
-    Judged,
     Planner,
+    RowEstimate,
     Trial,
     TrialResult,
     devices_of,
-    judged,
     parse_devices,
+    required_memory,
     rows_for,
 )
 from headway.ipc.stderr import size
@@ -86,9 +86,9 @@ def test_the_devices_of_a_recorded_machine_are_its_gpus() -> None:
 
 def test_a_peak_fits_with_its_margin_and_a_failure_is_never_said_to() -> None:
     devices = Devices("cuda", "GPU", 10 * 2**30)
-    assert judged(TrialResult(8 * 2**30), devices)[1] is True
-    assert judged(TrialResult(9 * 2**30), devices)[1] is False
-    assert judged(TrialResult(failed_at="script.py, line 1: KeyError"), devices)[1] is None
+    assert required_memory(TrialResult(8 * 2**30), devices)[1] is True
+    assert required_memory(TrialResult(9 * 2**30), devices)[1] is False
+    assert required_memory(TrialResult(failed_at="script.py, line 1: KeyError"), devices)[1] is None
 
 
 def test_one_rank_has_nothing_to_shard() -> None:
@@ -98,15 +98,15 @@ def test_one_rank_has_nothing_to_shard() -> None:
 
 def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
     rows = [
-        Judged(ROWS[0], TrialResult(9), 9, False),
-        Judged(ROWS[1], TrialResult(5), 5, True),
-        Judged(ROWS[2], TrialResult(3), 3, True),
+        RowEstimate(ROWS[0], TrialResult(9), 9, False),
+        RowEstimate(ROWS[1], TrialResult(5), 5, True),
+        RowEstimate(ROWS[2], TrialResult(3), 3, True),
     ]
     devices = Devices("cuda", "GPU", 8, 4, 2)
     report = Report(Trial("train.py", ("--x", "a b")), devices, rows)
     assert report.chosen is rows[1]
     start = "headway launch --num-machines 2 --num-processes 4"
-    rows += [Judged(ROWS[3], TrialResult(1), 1, True)]
+    rows += [RowEstimate(ROWS[3], TrialResult(1), 1, True)]
     assert [report.launch_line(row) for row in rows] == [
         f"{start} train.py --x 'a b'",
         f"{start} --strategy fsdp train.py --x 'a b'",
@@ -203,7 +203,7 @@ def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
         if not reads:  # nobody reads what is written from here on
             wait_until(closed.exists)
         with pytest.raises(LaunchError) as refused:
-            planner.follow(Trial("script.py", ()))
+            planner.run(Trial("script.py", ()))
     assert refused.value.problems[0].where == "script.py"
     assert "7" in refused.value.problems[0].what
 
@@ -216,8 +216,8 @@ def test_the_time_limit_is_waited_for_once() -> None:
     attempt = Trial("endless.py", (), time_limit_s=3, world_size=2)
     with Planner([sys.executable], environment()) as planner:
         devices = Devices("cpu", "CPU", 2**40, 2)
-        [found] = planner.judge(ROWS, attempt, devices)
-    assert "no second optimizer step within 3 s" in found.outcome.failed_at
+        [found] = planner.run_all(ROWS, attempt, devices)
+    assert "no second optimizer step within 3 s" in found.result.failed_at
 
 
 @pytest.mark.processes

@@ -411,7 +411,7 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
         "import os, sys, typing; heavy = {'argparse', 'dataclasses', 'logging', 'pathlib',\n"
         "'shutil', 'select', 'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch', 'inspect',\n"
         "'subprocess', 'socket', 'threading', *(f'headway.{name}' for name in (\n"
-        "'commands.elsewhere', 'commands.tables', 'ipc.records', 'ipc.numbering',\n"
+        "'commands.remote_job', 'commands.tables', 'ipc.records', 'ipc.numbering',\n"
         "'launcher.plan.describe', 'launcher.processes', 'settings.hosts'))}\n"
         "ours = lambda: sum(name.startswith('headway') for name in sys.modules)\n"
         "os.execve = lambda *words: sys.exit(\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.on_host import probe_host
+from headway.commands.host_agent import probe_host
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.protocol import (
     AgentSetup,
@@ -99,9 +99,9 @@ def agent_of(code: str, orders: bytes = b"") -> subprocess.Popen[bytes]:
 
 
 IMPATIENT_AGENT = """
-from headway.commands import on_host
-on_host._BEAT_EVERY_S = 0.01
-on_host.main()
+from headway.commands import host_agent
+host_agent._BEAT_EVERY_S = 0.01
+host_agent.main()
 """
 
 
@@ -119,9 +119,9 @@ def test_a_silent_agent_writes_at_times_so_that_a_cut_connection_is_noticed() ->
 
 KILLED_LAUNCHER = """
 import os
-from headway.commands import on_host
-on_host._launch = lambda *_: os.kill(os.getpid(), 9)
-on_host.main()
+from headway.commands import host_agent
+host_agent._launch = lambda *_: os.kill(os.getpid(), 9)
+host_agent.main()
 """
 
 

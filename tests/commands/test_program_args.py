@@ -138,6 +138,6 @@ def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(tmp_
     fix = f"`{tmp_path}/active/bin/python -m pip install headway`"
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         [note] = notes("active", variable)
-        assert note.startswith(f"{python} runs the script, not {tmp_path}/active; fix: {fix}")
+        assert f"with {python}, not with {tmp_path}/active; fix: {fix}" in note
     assert not notes("used")
     assert not notes("without")

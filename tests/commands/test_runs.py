@@ -38,7 +38,7 @@ def test_runs_are_listed_the_newest_last() -> None:
     write_run(rows=[(0, figures(10)), (0, figures(20))])
     write_run(75)
     write_run(None)
-    assert [row[5] for row in rows_listed()] == ["well", "saved", "code"]
+    assert [row[5] for row in rows_listed()] == ["ok", "saved", "code"]
     listed = json.loads(run("runs", "--json")[1])
     assert [entry["exit_code"] for entry in listed] == [0, 75, None]
     first = listed[0]
@@ -136,10 +136,10 @@ def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
     write_run(76, attempts=attempts, settings={**START.settings, "max_restarts": "2"})
     said = ["rank 1 failed with KeyError at step 40", "rank 0 was killed by SIGKILL"]
     assert "\n  ".join(["2 of 2 restarts used", *said]) in run("why")[1]
-    assert "ended: failed as before" in run("why")[1]
+    assert "ended: repeated failure" in run("why")[1]
     run("why", "--html", str(tmp_path / "run.html"))
     assert "; ".join(["2 of 2 restarts used", *said]) in (tmp_path / "run.html").read_text()
-    assert "failed as before  2 of 2" in " ".join(run("runs")[1].splitlines())
+    assert "repeated failure  2 of 2" in " ".join(run("runs")[1].splitlines())
     known = json.loads(run("runs", "--json")[1])[1]
     assert known["restarts_used"] == "2 of 2"
     causes = [f"{restart['cause']} at step {restart['step']}" for restart in known["restarts"]]

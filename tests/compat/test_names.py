@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 from headway import compat  # noqa: E402
 from headway.compat.forwarding import RUNTIME  # noqa: E402
-from headway.migration.homes import has, module_for  # noqa: E402
-from headway.migration.topics import TOPICS, topic_of_member, topic_of_name  # noqa: E402
+from headway.migration.mapping import has, module_for  # noqa: E402
+from headway.migration.missing import FEATURES, feature_of_member, feature_of_name  # noqa: E402
 
 _NOT_THERE = ("accelerate.test_utils.", "accelerate.commands.")  # whose package says so
 _RE_EXPORTING = ("accelerate", "accelerate.utils")
@@ -69,20 +69,20 @@ def test_every_class_and_every_name_of_the_runtime_is_here_or_is_refused() -> No
     unknown = [
         f"{module}.{name}"
         for module, name in asked
-        if not is_there(module, name) and topic_of_name(module, name) is None
+        if not is_there(module, name) and feature_of_name(module, name) is None
     ]
     assert len(NAMES) > 300
     assert not unknown
 
 
 def test_no_name_is_said_to_be_missing_that_is_here() -> None:
-    listed = {name for topic in TOPICS for name in topic.names}
+    listed = {name for topic in FEATURES for name in topic.names}
     stale = [name for module, name in NAMES if name in listed and is_there(module, name)]
-    assert not stale, "remove them from headway/migration/topics.py"
+    assert not stale, "remove them from headway/migration/missing.py"
 
 
 def test_no_name_is_missing_for_two_reasons() -> None:
-    listed = [name for topic in TOPICS for name in topic.names]
+    listed = [name for topic in FEATURES for name in topic.names]
     assert len(listed) == len({*listed})
 
 
@@ -91,7 +91,7 @@ def test_every_member_is_here_or_is_refused() -> None:
     ours = compat.Accelerator(cpu=True)
     missing = [name for name in members if not hasattr(ours, name)]
     assert len(members) > 80
-    assert not [name for name in missing if topic_of_member(name) is None]
+    assert not [name for name in missing if feature_of_member(name) is None]
 
 
 def test_a_module_of_accelerate_has_a_module_of_the_same_name() -> None:

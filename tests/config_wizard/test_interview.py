@@ -202,7 +202,7 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
         (M2, ["cuda"], "no GPU is visible: a Mac has no CUDA"),
         (M2, ["tpu"], "'tpu' is not one of mps, cpu or a number from 1 to 2"),
         (EIGHT_H100, ["cuda", "9"], "num_processes is 9, but visible on this machine: 8 GPUs"),
-        (EIGHT_H100, ["", "-2"], "num_processes is '-2', but it must be 1 or more"),
+        (EIGHT_H100, ["", "-2"], "invalid value '-2' for num_processes: must be 1 or more"),
         (EIGHT_H100, ["", "many"], "not a whole number"),
         (WITH_T4, ["", "", "bf16"], "Tesla T4 (sm_75) does not support bf16"),
         (LAPTOP, ["", "", "yes", "fp16"], "the CPU supports only bf16"),

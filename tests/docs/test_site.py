@@ -84,7 +84,7 @@ def test_the_profiles_of_the_pages_are_valid() -> None:
     for page, text in blocks("yaml"):
         entries = parse_profile(text, page, Layer.USER_PROFILE)
         assert entries.keys() <= TABLE.keys()
-        assert not [fault for entry in entries.values() for fault in entry.faults]
+        assert not [fault for entry in entries.values() for fault in entry.problems]
 
 
 @pytest.mark.distributed

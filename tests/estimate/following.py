@@ -37,7 +37,7 @@ def follower() -> Iterator[Follow]:
     """Give a function that follows scripts; afterwards no file of theirs is left."""
 
     def follow(script: Path | str, *args: str, **options: Any) -> TrialResult:
-        return planner.follow(Trial(str(Path(script).resolve()), args, **options))
+        return planner.run(Trial(str(Path(script).resolve()), args, **options))
 
     with tempfile.TemporaryDirectory() as folder, warm_planners():
         with Planner([sys.executable], launching.environment(TMPDIR=folder)) as planner:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.history.changes import changes
-from headway.history.record import last_good, read_all
+from headway.history.record import last_successful, read_all
 from tests.history.runs import COMMIT, EDIT, PACKAGES, START, write_run
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
@@ -35,7 +35,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an uncommitted edit": (
         {"commit": COMMIT._replace(diff=EDIT.replace("16", "32"))},
-        "code net.py: edited -> edited otherwise",
+        "code net.py: edited -> edited differently",
     ),
     "an edit that is committed or gone": (
         {"commit": COMMIT._replace(diff="")},
@@ -73,7 +73,7 @@ def test_a_run_is_compared_with_the_last_one_of_its_script_that_ended_well() -> 
     write_run(script="/work/other.py")
     bad = write_run(1)
     write_run()
-    found = last_good(bad, read_all()[0])
+    found = last_successful(bad, read_all()[0])
     assert found is not None
     assert found.name == good.name
 

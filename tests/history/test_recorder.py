@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from headway.errors import LaunchError
-from headway.history import own, store
+from headway.history import process_record, store
 from headway.history.attempts import Attempt
 from headway.history.record import Recorder, find, read_all, read_record
 from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
@@ -203,14 +203,14 @@ def test_a_single_process_records_its_end_without_a_secret_that_it_was_given(
 ) -> None:
     path = new_path()
     begin(path, START, 1.0)
-    monkeypatch.setattr(own, "_process", own._Process())
+    monkeypatch.setattr(process_record, "_process", process_record._Process())
     monkeypatch.setenv(RECORD_VARIABLE, f"{os.getpid()}:{path}")
     monkeypatch.setenv("MY_API_TOKEN", "0123456789")
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--key", "abcdefgh"])
     progress = Progress()
-    own.join(progress)
+    process_record.start(progress)
     progress.listeners[0](figures(10))
-    own.end(1, "no access with 0123456789 and abcdefgh", progress)
+    process_record.record_exit(1, "no access with 0123456789 and abcdefgh", progress)
     record = read_record(path)
     assert record.end is not None
     assert record.end.report == "no access with *** and ***"
@@ -222,9 +222,9 @@ def test_a_single_process_records_its_end_without_a_secret_that_it_was_given(
 SCRIPT = """
 import sys
 from headway.ipc.progress import Progress
-from headway.history import own
-own.join(Progress())
-if "trained" in sys.argv: own.note_end_of_training()
+from headway.history import process_record
+process_record.start(Progress())
+if "trained" in sys.argv: process_record.mark_trained()
 if "raises" in sys.argv: raise ValueError("bad data")
 sys.exit(3)
 """

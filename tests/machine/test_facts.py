@@ -16,9 +16,9 @@ from headway.errors import ConfigError
 from headway.estimate.planner import devices_of
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, GpuUse, Machine, MigSlice
-from headway.machine.gpus import how_to_use_gpus
+from headway.machine.gpus import gpu_fixes
 from headway.machine.snapshot import as_data, load_machine
-from headway.machine.source import Source, count_memory_kills
+from headway.machine.source import Source, count_oom_kills
 from headway.settings.resolve import resolve
 from tests.commands.running import python
 from tests.distributed.launching import wait_for_end
@@ -146,7 +146,7 @@ def test_how_to_use_gpus_follows_what_hides_them_and_what_is_known() -> None:
     machine = load_machine(str(FOLDER / "cpu_torch_on_gpu_box.json"))
     hidden = machine._replace(mask="-1", torch_refusal="")  # it is not asked then
     assert hidden.no_gpu_reason == "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"
-    assert how_to_use_gpus(hidden) == ["`unset CUDA_VISIBLE_DEVICES`"]
+    assert gpu_fixes(hidden) == ["`unset CUDA_VISIBLE_DEVICES`"]
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -291,14 +291,14 @@ def test_a_switch_means_what_it_says(word: str) -> None:
 
 
 def test_the_memory_killers_count_is_read_from_either_cgroup_version(tmp_path: Path) -> None:
-    assert count_memory_kills(f"{tmp_path}/") == 0
+    assert count_oom_kills(f"{tmp_path}/") == 0
     files = {
         "proc/self/cgroup": "0::/job\n5:memory:/job\n",
         "sys/fs/cgroup/job/memory.events": "low 0\nmax 7\noom 2\noom_kill 3\n",
         "sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\noom_kill 2\n",
     }
     root = record(tmp_path, **files)
-    assert count_memory_kills(root) == 3
+    assert count_oom_kills(root) == 3
 
 
 @pytest.mark.processes

@@ -59,7 +59,7 @@ def test_cards_of_two_tiles_are_counted_as_level_zero_counts_them(
     given = {"ZE_FLAT_DEVICE_HIERARCHY": hierarchy, "ZE_AFFINITY_MASK": mask}
     environ = {name: text for name, text in given.items() if text is not None}
     machine = quick(two, CUDA_VISIBLE_DEVICES="", **environ)
-    assert [name for name, _ in machine.shown] == names
+    assert [name for name, _ in machine.named_gpus] == names
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Recorded(Source):
                 return self.recording.tools[name]
         raise FileNotFoundError(2, "No such file or directory", words[0])
 
-    def bytes_in(self, path: str) -> tuple[int, int] | None:
+    def disk_space(self, path: str) -> tuple[int, int] | None:
         is_there = posixpath.normpath(path) == "dev/shm" and self.platform == "linux"
         return (self.recording.shm, self.recording.shm) if is_there else None
 

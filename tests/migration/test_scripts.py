@@ -17,9 +17,9 @@ from headway.migration.scripts import (
     SAME,
     Finding,
     Script,
-    rewritten,
-    rows_of,
+    findings_of,
     shown,
+    with_new_imports,
 )
 
 WANTED = Path(__file__).with_name("wanted.txt").read_text()
@@ -33,7 +33,7 @@ Accelerator(deepspeed_plugin=0, unheard_of=0).lomo_backward(1)
 
 
 def listed(text: str, *, compat: bool = False) -> list[Finding]:
-    return rows_of(Script(text), compat=compat)
+    return findings_of(Script(text), compat=compat)
 
 
 @pytest.mark.parametrize("compat", [False, True])
@@ -142,7 +142,7 @@ def test_other_modules_are_not_taken_for_accelerate(text: str) -> None:
 
 
 def after(text: str, *, compat: bool = False) -> str:
-    return rewritten(Script(text), compat=compat)
+    return with_new_imports(Script(text), compat=compat)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ _NETWORK = (
     *("connect", "bind", "sendto", "sendmsg"),
     *("getaddrinfo", "gethostbyname", "gethostbyaddr"),
 )
-_REFUSED = {
+_DENIED = {
     **{f"os.{name}": "file attributes are read-only" for name in _ATTRIBUTES},
     **{f"os.{name}": "starting processes is not allowed" for name in _PROCESSES},
     "subprocess.Popen": "starting processes is not allowed",
@@ -60,9 +60,9 @@ class Confinement:
         folder = os.path.join(self._scratch, "tmp")
         os.makedirs(folder)
         os.environ["TMPDIR"] = tempfile.tempdir = folder
-        self._replace_opening()
-        self._replace_folders()
-        self._replace_changes()
+        self._patch_open()
+        self._patch_folders()
+        self._patch_changes()
         self._block_unaudited()
         sys.addaudithook(self._audit)
 
@@ -73,37 +73,37 @@ class Confinement:
     def _absolute(self, path: Any) -> str:
         return os.path.realpath(os.fsdecode(path))
 
-    def _place_of(self, path: Any) -> Any:
+    def _scratch_path(self, path: Any) -> Any:
         """Return the path below the scratch folder to write to instead."""
         if isinstance(path, int) or self._is_free(path):
             return path
         return os.path.join(self._scratch, "files", self._absolute(path).lstrip(os.sep))
 
-    def _seen(self, path: Any) -> Any:
+    def _path_to_read(self, path: Any) -> Any:
         """Return the path to read from: below the scratch folder if it was written there."""
-        placed = self._place_of(path)
+        placed = self._scratch_path(path)
         return placed if placed is not path and os.path.lexists(placed) else path
 
-    def _for_writing(self, path: Any) -> Any:
+    def _path_to_write(self, path: Any) -> Any:
         """Return the path to write a file to, after creating its folder and copying its content."""
-        placed = self._place_of(path)
+        placed = self._scratch_path(path)
         if placed is path or os.path.lexists(placed):
             return placed
         folder = os.path.dirname(self._absolute(path))
-        if os.path.isdir(folder) or os.path.isdir(self._place_of(folder)):
+        if os.path.isdir(folder) or os.path.isdir(self._scratch_path(folder)):
             os.makedirs(os.path.dirname(placed), exist_ok=True)
         if os.path.isfile(path) and self._absolute(path) not in self._removed:
             shutil.copyfile(path, placed)
         return placed
 
-    def _replace_opening(self) -> None:
+    def _patch_open(self) -> None:
         open_file, open_fd = io.open, os.open
 
         def place_for(file: Any, mode: str) -> Any:
             if not isinstance(file, (str, bytes, os.PathLike)):
                 return file
             is_written = any(letter in mode for letter in "wax+")
-            return self._for_writing(file) if is_written else self._seen(file)
+            return self._path_to_write(file) if is_written else self._path_to_read(file)
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             return open_file(place_for(file, mode), mode, *args, **kwargs)
@@ -112,17 +112,17 @@ class Confinement:
             path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
         ) -> int:
             if dir_fd is None:
-                path = self._for_writing(path) if flags & _WRITING else self._seen(path)
+                path = self._path_to_write(path) if flags & _WRITING else self._path_to_read(path)
             return open_fd(path, flags, mode, dir_fd=dir_fd)
 
         builtins.open = io.open = opened
         os.open = opened_fd
 
-    def _replace_folders(self) -> None:
+    def _patch_folders(self) -> None:
         make, is_there = os.mkdir, os.path.exists
 
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-            placed = self._place_of(path)
+            placed = self._scratch_path(path)
             if placed is not path:
                 if is_there(path) and self._absolute(path) not in self._removed:
                     raise FileExistsError(17, os.strerror(17), path)
@@ -133,7 +133,7 @@ class Confinement:
             def seen(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
                 is_path = isinstance(path, (str, bytes, os.PathLike))
                 if is_path and kwargs.get("dir_fd") is None and not os.path.lexists(path):
-                    path = self._seen(path)
+                    path = self._path_to_read(path)
                 return read(path, *args, **kwargs)
 
             return seen
@@ -142,23 +142,23 @@ class Confinement:
         for name in ("stat", "listdir", "scandir", "access"):
             setattr(os, name, reading(getattr(os, name)))
 
-    def _replace_changes(self) -> None:
+    def _patch_changes(self) -> None:
         shutil._use_fd_functions = False  # type: ignore[attr-defined]  # use full paths
         for module, name, count in (
             *((os, name, 1) for name in ("remove", "unlink", "rmdir", "truncate")),
             *((os, name, 2) for name in ("rename", "replace", "link", "symlink")),
             (shutil, "rmtree", 1),
         ):
-            said = f"{module.__name__}.{name}"
-            setattr(module, name, self._within(said, getattr(module, name), count))
+            full_name = f"{module.__name__}.{name}"
+            setattr(module, name, self._redirected(full_name, getattr(module, name), count))
         for attribute in _ATTRIBUTES:
             for name in (attribute, f"l{attribute}", f"f{attribute}"):
                 if hasattr(os, name):
-                    setattr(os, name, _left_out)
+                    setattr(os, name, _ignore_change)
 
-    def _within(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
+    def _redirected(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
         def changed(*args: Any, **kwargs: Any) -> Any:
-            paths = [self._seen(args[0]), *map(self._place_of, args[1:count])]
+            paths = [self._path_to_read(args[0]), *map(self._scratch_path, args[1:count])]
             if all(isinstance(path, int) or self._is_free(path) for path in paths):
                 for path in paths[1:]:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -174,8 +174,8 @@ class Confinement:
     def _block_unaudited(self) -> None:
         starting = "fork_exec: starting processes is not allowed"
         sharing = "shm_open: sharing memory with other processes is not allowed"
-        _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)
-        replace(_posixshmem, "shm_open", lambda *_, **__: self._refuse(sharing))
+        _posixsubprocess.fork_exec = lambda *_: self._deny(starting)
+        replace(_posixshmem, "shm_open", lambda *_, **__: self._deny(sharing))
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
@@ -185,22 +185,22 @@ class Confinement:
         elif event in _CHANGES:
             for index in _CHANGES[event]:
                 self._require_free(event, args[index])
-        elif event in _REFUSED:
-            self._refuse(f"{event}: {_REFUSED[event]}")
+        elif event in _DENIED:
+            self._deny(f"{event}: {_DENIED[event]}")
         elif event in ("os.kill", "os.killpg") and args[0] not in (0, os.getpid()):
-            self._refuse(f"{event}: signaling other processes is not allowed")
+            self._deny(f"{event}: signaling other processes is not allowed")
         elif event == "sqlite3.connect" and not any(text in str(args[0]) for text in _READ_ONLY):
             self._require_free(event, args[0])
 
     def _require_free(self, event: str, path: Any) -> None:
         if isinstance(path, (str, bytes, os.PathLike)) and not self._is_free(path):
-            self._refuse(f"{event}: changing {os.fsdecode(path)!r} is not allowed")
+            self._deny(f"{event}: changing {os.fsdecode(path)!r} is not allowed")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _deny(self, what: str) -> NoReturn:
         self._note(what)
         raise Denied(13, f"denied by `headway estimate`: {what}; {line_now()}")
 
 
-def _left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
+def _ignore_change(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
     """Ignore a change of file attributes; OSError if the file does not exist."""
     os.stat(path, dir_fd=dir_fd)

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
+from headway.estimate.child.patching import nothing, replace, replace_everywhere
 
 FAKE_GPU = torch.device("cpu", 1)
 _CAPABILITY = (9, 0)
@@ -67,7 +67,7 @@ class GpuNames(TorchFunctionMode):
         return device
 
 
-def replace_moves(observe: Callable[[torch.Tensor], None]) -> None:
+def patch_module_moves(observe: Callable[[torch.Tensor], None]) -> None:
     """Patch `Module.to()` and similar methods to change fake parameters in place.
 
     torch swaps parameters, which fails while a weak reference exists, such as the ledger's.
@@ -109,7 +109,7 @@ def _change(
     observe(tensor)
 
 
-def replace_places_of_loaded(device: torch.device) -> None:
+def patch_load_device(device: torch.device) -> None:
     """Patch `torch.load` to load tensors to `device` that were saved on or mapped to a GPU.
 
     Relies on `torch._utils._restore_device_fake_mode`, which is private.
@@ -125,7 +125,7 @@ def replace_places_of_loaded(device: torch.device) -> None:
     replace(torch._utils, "_restore_device_fake_mode", restored)
 
 
-def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
+def patch_cuda(name: str, memory_bytes: int, count: int) -> None:
     """Patch torch.cuda and torch.accelerator to report these GPUs; other functions do nothing."""
     major, minor = _CAPABILITY
     answers: dict[str, Any] = {
@@ -152,10 +152,10 @@ def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
         for function in module.__all__:
             if inspect.isfunction(getattr(module, function)):
                 unasked: Any = {} if "memory_stats" in function else 0
-                replace(module, function, _answering(answers.get(function, unasked)))
-        replace(module, "current_stream", _Queue)
+                replace(module, function, _returning(answers.get(function, unasked)))
+        replace(module, "current_stream", _FakeStream)
     for function in ("Event", "Stream", "default_stream"):
-        replace(torch.cuda, function, _Queue)
+        replace(torch.cuda, function, _FakeStream)
     for function in ("stream", "device"):
         replace(torch.cuda, function, lambda *_, **__: nullcontext())
     replace(torch.cuda, "_lazy_init", nothing)
@@ -164,20 +164,20 @@ def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
     replace(torch.version, "cuda", torch.version.cuda or "12.8")
 
 
-def _answering(answer: Any) -> Callable[..., Any]:
+def _returning(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-class _Queue:
+class _FakeStream:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.wait_stream = self.wait_event = self.wait = self.record = self.synchronize = nothing
-        self.record_event = _Queue
-        self.is_capturing = _answering(False)
-        self.query = _answering(True)
-        self.elapsed_time = _answering(1.0)
+        self.record_event = _FakeStream
+        self.is_capturing = _returning(False)
+        self.query = _returning(True)
+        self.elapsed_time = _returning(1.0)
 
 
-def replace_autocast() -> None:
+def patch_autocast() -> None:
     """Patch `torch.autocast("cuda")` to autocast on the fake GPU."""
     made = torch.autocast.__init__
 
@@ -195,7 +195,7 @@ def replace_autocast() -> None:
     replace(torch.autocast, "__init__", init)
 
 
-def replace_choice_of_optimizers() -> None:
+def patch_optimizer_defaults() -> None:
     """Patch optimizers to use foreach, their default on CUDA.
 
     Relies on `_default_to_fused_or_foreach`, which torch's optimizers import by name.
@@ -204,4 +204,4 @@ def replace_choice_of_optimizers() -> None:
     def choose(params: Any, differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:
         return False, not differentiable
 
-    replace_wherever_imported("_default_to_fused_or_foreach", choose)
+    replace_everywhere("_default_to_fused_or_foreach", choose)

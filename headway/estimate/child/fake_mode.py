@@ -1,7 +1,7 @@
 """A FakeTensorMode for training scripts that read tensor values.
 
 Known values of batches, indices and lengths are used, because shapes often depend on them. Unknown
-numbers are assumed to be 1, unknown conditions to have the result of a healthy training (finite,
+numbers are assumed to be 1, unknown conditions to have the result of a normal training (finite,
 equal, not NaN), and unknown shapes to be as large as possible. Each assumption is noted.
 """
 
@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headway.estimate.child.patching import is_read_by_user
 
-_MOST_ELEMENTS = 2**16  # of a stored value
+_MOST_ELEMENTS = 2**16  # maximum size of a stored value
 _aten = torch.ops.aten
 _TRUE = {_aten.all, _aten.isfinite, _aten.eq, _aten.ge, _aten.le}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
@@ -86,7 +86,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if value is None:
             fill = 1
             if tensor.dtype is torch.bool:
-                fill = _truth(tensor)
+                fill = _assumed(tensor)
                 self._note(f"assumed: a condition on unknown numbers is {fill}")
             elif not self._has_assumed_numbers and is_read_by_user():
                 self._has_assumed_numbers = True
@@ -111,19 +111,19 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return fake
 
 
-def _truth(tensor: Any) -> bool:
+def _assumed(tensor: Any) -> bool:
     return bool(getattr(tensor, "_is_expected", False))
 
 
 def _expected(operator: Any, args: Any) -> bool:
-    """Return the expected result of a boolean operator in a healthy training."""
+    """Return the expected result of a boolean operator in a normal training."""
     infinite = len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
     if operator is _aten.ne:
         return infinite
     if operator in _TRUE:
         return not (operator is _aten.eq and infinite)
     given = [
-        _truth(arg) for arg in args if isinstance(arg, torch.Tensor) and arg.dtype is torch.bool
+        _assumed(arg) for arg in args if isinstance(arg, torch.Tensor) and arg.dtype is torch.bool
     ]
     return bool(given) and all(given) != (operator in _NOT)
 
@@ -172,7 +172,7 @@ class Values:
         is_small = all(fake.numel() <= _MOST_ELEMENTS for fake in fakes)
         values = self.compute(func, args, kwargs) if is_small else None
         if values is None:
-            self._forget_written(func, args, kwargs)
+            self._discard_written(func, args, kwargs)
             return
         for fake, value in zip(tree_iter(results), tree_iter(values), strict=True):
             if isinstance(fake, FakeTensor) and fake.device.type != "meta":
@@ -190,7 +190,7 @@ class Values:
         with unset_fake_temporarily(), torch.no_grad():
             return func(*args, **kwargs)
 
-    def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _discard_written(self, func: Any, args: Any, kwargs: Any) -> None:
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

@@ -58,8 +58,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.peak_when = ""
         self.phase = "before the first forward pass"
-        self.depth = 0  # of nested module calls
-        self.in_step = False  # in an optimizer step
+        self.depth = 0  # depth of nested module calls
+        self.in_step = False  # whether an optimizer step is running
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -98,7 +98,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Reset the peak: a real run performs the steps up to here differently."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
-    def parts_of_peak(self) -> dict[str, int]:
+    def peak_by_category(self) -> dict[str, int]:
         found = dict.fromkeys(CATEGORIES, 0)
         for entry, change in self._changes[: self._peak_at]:
             found[entry.category] += change
@@ -154,7 +154,7 @@ class Models:
         self._optimizers = weakref.WeakValueDictionary[int, torch.optim.Optimizer]()
         self._steps: dict[int, int] = {}
 
-    def follow(self) -> None:
+    def register_hooks(self) -> None:
         """Register the hooks; call at most once per process."""
         made, made_optimizer = torch.nn.Module.__init__, torch.optim.Optimizer.__init__
         called: Any = torch.nn.Module._wrapped_call_impl  # the implementation of `__call__`

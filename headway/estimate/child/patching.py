@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 _PACKAGE = f"{Path(os.path.abspath(__file__)).parents[2]}{os.sep}"
-_OTHERS = tuple(
+_LIBRARIES = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-_PASSED_THROUGH = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
+_TRANSPARENT = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -32,7 +32,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def replace_wherever_imported(name: str, value: Any) -> None:
+def replace_everywhere(name: str, value: Any) -> None:
     """Set a function in each module with this name; AttributeError if there is none."""
     modules = [mod for mod in [*sys.modules.values()] if name in getattr(mod, "__dict__", ())]
     if not modules:
@@ -54,7 +54,7 @@ def line_now() -> str:
 def is_read_by_user() -> bool:
     """Return whether user code is the caller, directly or through torch."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    caller = next((file for file in files if not file.startswith(_PASSED_THROUGH)), "<")
+    caller = next((file for file in files if not file.startswith(_TRANSPARENT)), "<")
     return _is_of_user(caller)
 
 
@@ -79,7 +79,7 @@ def _first(places: Iterable[tuple[str, int]]) -> str:
 def _is_of_user(file: str) -> bool:
     if file.startswith(("<", _PACKAGE)) or any(folder in file for folder in _INSTALLED):
         return False
-    return not os.path.realpath(file).startswith(_OTHERS)
+    return not os.path.realpath(file).startswith(_LIBRARIES)
 
 
 def _shown(file: str, line: int) -> str:

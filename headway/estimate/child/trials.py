@@ -27,7 +27,7 @@ from typing import IO, Any, NoReturn
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from headway.estimate.child import fake_cuda, stand_ins
+from headway.estimate.child import fake_cuda, script_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Ledger, Models
@@ -47,15 +47,15 @@ def main() -> None:
     _import_for_all()
     wake_fds = wake_on_child_exit()
     for line in sys.stdin:
-        attempt = decode(kinds_of(Trial), line)
+        trial = decode(kinds_of(Trial), line)
         with (
             tempfile.TemporaryDirectory(
                 prefix="headway-estimate-", ignore_cleanup_errors=True
             ) as scratch,
             tempfile.TemporaryFile() as output,
         ):
-            outcome = _outcome(attempt, scratch, output, wake_fds)
-        sys.stdout.write(encode(outcome).decode())
+            result = _run_trial(trial, scratch, output, wake_fds)
+        sys.stdout.write(encode(result).decode())
         sys.stdout.flush()
 
 
@@ -70,11 +70,11 @@ def _import_for_all() -> None:
     gc.freeze()
 
 
-def _outcome(
-    attempt: Trial, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
+def _run_trial(
+    trial: Trial, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
 ) -> TrialResult:
     """Run a trial in a child process that prints to `output`."""
-    deadline = time.monotonic() + attempt.time_limit_s
+    deadline = time.monotonic() + trial.time_limit_s
     server, child = os.getpid(), os.fork()
     if child == 0:
         try:
@@ -83,19 +83,19 @@ def _outcome(
             for fd in wake_fds:
                 os.close(fd)
             signals.reset_handlers(signal.SIGINT)
-            TrialRunner(attempt, scratch).run_script()
+            TrialRunner(trial, scratch).run_script()
         finally:
             os._exit(1)
     where = os.path.join(scratch, _PROGRESS)
     status = _wait(child, wake_fds[0], deadline, where)
     output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
     text = output.read().decode(errors="replace")
-    with suppress(OSError, ValueError), open(os.path.join(scratch, OUTCOME), "rb") as file:
+    with suppress(OSError, ValueError), open(os.path.join(scratch, RESULT), "rb") as file:
         found: TrialResult = decode(kinds_of(TrialResult), file.read())
         return found._replace(output=text)
     if status is None:
         line = _line_at(where)
-        ended = f"no second optimizer step within {attempt.time_limit_s:g} s (--time-limit)"
+        ended = f"no second optimizer step within {trial.time_limit_s:g} s (--time-limit)"
     else:
         line, code = line_in(text), os.waitstatus_to_exitcode(status)
         ended = f"the process exited with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
@@ -105,12 +105,12 @@ def _outcome(
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
     """Wait for the child and log its progress; return its status, None if killed on timeout."""
     ended = status = 0
-    began = told_at = time.monotonic()
+    began = logged_at = time.monotonic()
     try:
         while not ended and (left := deadline - time.monotonic()) > 0:
-            ready = select.select([woken, sys.stdin], [], [], min(left, _LOOK_S))[0]
-            if (now := time.monotonic()) - told_at >= PROGRESS_S:
-                told_at, where = now, _line_at(progress) or "an unknown line"
+            ready = select.select([woken, sys.stdin], [], [], min(left, _POLL_S))[0]
+            if (now := time.monotonic()) - logged_at >= PROGRESS_S:
+                logged_at, where = now, _line_at(progress) or "an unknown line"
                 log(f"after {now - began:.0f} s the script is at {where}")
             if sys.stdin in ready:  # closed: the next trial follows only after this result
                 raise SystemExit
@@ -130,26 +130,26 @@ def _line_at(progress: str) -> str:
     return ""
 
 
-OUTCOME, _PROGRESS = "outcome", "progress"
+RESULT, _PROGRESS = "result", "progress"
 """Files in the scratch folder with the result and the script's current line."""
 PROGRESS_S = 10.0  # between progress messages
-_LOOK_S = 1.0  # between updates of the current line
+_POLL_S = 1.0  # between updates of the current line
 
-_STEPS = 2  # of each optimizer, before the script is stopped
-_MOST_STEPS = 12  # of any optimizer, if another has made fewer than two
+_STEPS = 2  # steps of each optimizer before the script is stopped
+_MOST_STEPS = 12  # maximum of any optimizer, if another has made fewer than two
 _LONGEST_LINE = 300  # characters of an exception's message
 
 
 class TrialRunner:
     """Runs a trial in this process and writes the result to the scratch folder."""
 
-    def __init__(self, attempt: Trial, scratch: str) -> None:
-        self._attempt = attempt
+    def __init__(self, trial: Trial, scratch: str) -> None:
+        self._trial = trial
         self._scratch = os.path.realpath(scratch)
         self._notes: dict[str, None] = {}
         self._reshaped: list[torch.nn.Module] = []
         self._mode = ScriptMode(self.note)
-        is_gpu = attempt.device != "cpu"
+        is_gpu = trial.device != "cpu"
         self._device = fake_cuda.FAKE_GPU if is_gpu else torch.device("cpu")
         self._ledger = Ledger(self._device, self._mode)
         self._models = Models(self._ledger, self._reshape, self._after_step)
@@ -161,13 +161,13 @@ class TrialRunner:
         self._notes[f"{what} ({line})" if line else what] = None
 
     def run_script(self) -> NoReturn:
-        attempt = self._attempt
+        trial = self._trial
         faulthandler.enable()
-        stand_ins.join(attempt.world_size, attempt.local_world_size)
-        if attempt.sharded and attempt.world_size > 1:  # before fake mode is entered
-            self._mesh = init_device_mesh("cpu", (attempt.world_size,))
-        self.replace_calls()
-        self._models.follow()
+        script_patches.init_fake_ranks(trial.world_size, trial.local_world_size)
+        if trial.sharded and trial.world_size > 1:  # before fake mode is entered
+            self._mesh = init_device_mesh("cpu", (trial.world_size,))
+        self.apply_patches()
+        self._models.register_hooks()
         stack = ExitStack()  # never closed: the process exits first
         stack.enter_context(fake_cuda.GpuNames(self._device))
         stack.enter_context(self._mode)
@@ -175,49 +175,49 @@ class TrialRunner:
         Confinement(self._scratch, self.note).begin()
         self._began = time.monotonic()
         signals.trap(self._on_alarm, signal.SIGALRM)
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+        signal.setitimer(signal.ITIMER_REAL, _POLL_S, _POLL_S)
         try:
-            _run_program(attempt)
+            _run_program(trial)
         except BaseException as error:  # noqa: BLE001  part of the result
             self._end_early(error)
         self._end_early(None)
 
-    def replace_calls(self) -> None:
+    def apply_patches(self) -> None:
         warnings.simplefilter("ignore")
-        attempt, ledger = self._attempt, self._ledger
-        if attempt.device != "cpu":
-            count = attempt.local_world_size
-            fake_cuda.replace_cuda(attempt.device_name, attempt.device_bytes, count)
-            fake_cuda.replace_autocast()
-            fake_cuda.replace_choice_of_optimizers()
-        fake_cuda.replace_moves(ledger.observe)
-        fake_cuda.replace_places_of_loaded(self._device)
-        stand_ins.replace_reading(self._mode)
-        stand_ins.replace_addresses()
-        stand_ins.replace_skipped_steps()
-        stand_ins.replace_files_of_tensors(self._mode)
-        stand_ins.replace_resizing(ledger.resized)
-        stand_ins.replace_loaders(self._mode, ledger.observe)
-        stand_ins.replace_saving(self.note)
-        stand_ins.replace_loading(self.note)
-        stand_ins.replace_compilation(self.note)
+        trial, ledger = self._trial, self._ledger
+        if trial.device != "cpu":
+            count = trial.local_world_size
+            fake_cuda.patch_cuda(trial.device_name, trial.device_bytes, count)
+            fake_cuda.patch_autocast()
+            fake_cuda.patch_optimizer_defaults()
+        fake_cuda.patch_module_moves(ledger.observe)
+        fake_cuda.patch_load_device(self._device)
+        script_patches.patch_tensor_reads(self._mode)
+        script_patches.patch_data_ptr()
+        script_patches.patch_grad_scaler()
+        script_patches.patch_safetensors(self._mode)
+        script_patches.patch_resize(ledger.resized)
+        script_patches.patch_loaders(self._mode, ledger.observe)
+        script_patches.patch_saving(self.note)
+        script_patches.patch_loading(self.note)
+        script_patches.patch_compile(self.note)
         torch.backends.mha.set_fastpath_enabled(False)  # used only for inference
-        stand_ins.replace_choice_of_strategy(self.note)
-        stand_ins.replace_data_parallel(None if attempt.sharded else ledger.classify)
-        stand_ins.replace_object_collectives(attempt.world_size)
+        script_patches.patch_strategy_choice(self.note)
+        script_patches.patch_ddp(None if trial.sharded else ledger.classify)
+        script_patches.patch_object_collectives(trial.world_size)
 
     def _reshape(self, model: torch.nn.Module) -> None:
         model = getattr(model, "module", model)  # unwrap DistributedDataParallel
-        attempt = self._attempt
+        trial = self._trial
         if model in self._reshaped or not any(p.requires_grad for p in model.parameters()):
             return
         self._reshaped.append(model)
         units = units_of(model, "auto")
-        if attempt.checkpointed:
+        if trial.checkpointed:
             checkpoint_activations(units)
         if self._mesh is not None:
             self._models.classify()
-            stand_ins.shard(model, units, self._models.optimizers(), self._mesh)
+            script_patches.shard(model, units, self._models.optimizers(), self._mesh)
             gc.collect()  # full parameters may be in cycles; a launch frees them as it shards
             self._ledger.reset_peak()
 
@@ -237,7 +237,7 @@ class TrialRunner:
             TrialResult(
                 peak_bytes=self._ledger.peak_bytes,
                 peak_at=self._ledger.peak_when,
-                categories=self._ledger.parts_of_peak(),
+                categories=self._ledger.peak_by_category(),
                 steps=max(self._models.steps(), default=0),
                 seconds=time.monotonic() - self._began,
                 notes=tuple(self._notes),
@@ -254,30 +254,30 @@ class TrialRunner:
         ended = "the script ended without an optimizer step"
         self._finish(TrialResult(failed_at=_error_text(error) if error else ended))
 
-    def _finish(self, outcome: TrialResult) -> NoReturn:
+    def _finish(self, result: TrialResult) -> NoReturn:
         """Write the result and exit immediately, without the script's exit handlers."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # replaced by the script, or closed
                 stream.flush()
-        with open(os.path.join(self._scratch, OUTCOME), "wb") as file:
-            file.write(encode(outcome))
+        with open(os.path.join(self._scratch, RESULT), "wb") as file:
+            file.write(encode(result))
         os._exit(0)
 
 
-def _run_program(attempt: Trial) -> None:
-    sys.argv = [attempt.program, *attempt.args]
-    if attempt.is_module:
+def _run_program(trial: Trial) -> None:
+    sys.argv = [trial.program, *trial.args]
+    if trial.is_module:
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(attempt.program, run_name="__main__", alter_sys=True)
+        runpy.run_module(trial.program, run_name="__main__", alter_sys=True)
     else:
-        if not os.path.isdir(attempt.program):
-            sys.path.insert(0, os.path.dirname(os.path.realpath(attempt.program)))
-        runpy.run_path(attempt.program, run_name="__main__")
+        if not os.path.isdir(trial.program):
+            sys.path.insert(0, os.path.dirname(os.path.realpath(trial.program)))
+        runpy.run_path(trial.program, run_name="__main__")
 
 
 def _error_text(error: BaseException) -> str:
     line = line_of(error)
     message = str(error).strip().splitlines() or [""]
-    said = message[0][:_LONGEST_LINE]
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    first_line = message[0][:_LONGEST_LINE]
+    text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     return f"{line}: {text}" if line else text

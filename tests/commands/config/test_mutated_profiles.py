@@ -66,7 +66,7 @@ def meaning(text: str) -> Any:
 
 def read(text: str) -> dict[str, Raw]:
     entries = parse_profile(text.removeprefix("\ufeff"), "p", Layer.PROFILE)
-    if faults := [fault for entry in entries.values() for fault in entry.faults]:
+    if faults := [fault for entry in entries.values() for fault in entry.problems]:
         raise ConfigError.of(faults)
     return {name: entry.raw for name, entry in entries.items()}
 

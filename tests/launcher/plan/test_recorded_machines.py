@@ -116,7 +116,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ),
     ("gpu_mig", {"num_processes": "2"}, ("only one MIG slice",)),
     ("gpu_mig", {"devices": "2"}, ("devices is '2', but CUDA shows each process only one MIG",)),
-    ("gpu_mig", {"devices": "idle:1"}, ("its driver does not report its use",)),
+    ("gpu_mig", {"devices": "idle:1"}, ("its driver does not report its usage",)),
     ("gpu_mig", {"devices": "0,1"}, ("only one MIG slice",)),
     ("mac_13", {"device": "gpu"}, ("macOS 13.7.4 is older than 14.0", "update macOS")),
     ("mac_m2", {"num_processes": "2"}, ("MPS supports only one process", "device cpu")),
@@ -153,7 +153,7 @@ def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
     settings = resolve(list(layers), there, {})
     plan = build_plan(settings, there, Program("a.py"), python=["python"], environ={})
     assert plan.notes == ("devices has no effect on cpu, set by flag --cpu (flag --devices)",)
-    assert "which selects GPUs" in refusal(machine, ConfigError, device="cpu", devices="2")
+    assert "selects GPUs" in refusal(machine, ConfigError, device="cpu", devices="2")
 
 
 # ------------------------------------------------------------------ Apple silicon
@@ -205,6 +205,6 @@ def test_operators_that_mps_lacks_run_on_the_cpu_unless_the_variable_is_set(
 
 
 def test_devices_select_gpus_and_not_mps() -> None:
-    assert "which selects GPUs" in refusal("mac_m2", ConfigError, devices="2")
+    assert "selects GPUs" in refusal("mac_m2", ConfigError, devices="2")
     for devices in ("auto", "-1"):
         assert planned("mac_m2", device="mps", devices=devices).settings.num_processes == 1

@@ -135,7 +135,7 @@ def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends() ->
     assert chosen_by(first) == [0, 1, 2]
     selection = asking_for("idle:2").devices.select(with_claims(FOUR).visible_gpus)
     assert selection.indices == (3,)
-    assert "GPU 0: claimed by another launch" in selection.passed_over[0]
+    assert "GPU 0: claimed by another launch" in selection.skipped[0]
     first.kill()  # however it ends
     end(first)
     assert with_claims(FOUR) == FOUR

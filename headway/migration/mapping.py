@@ -11,20 +11,20 @@ COMPAT = "headway.compat"
 NATIVE = "headway"
 ORIGINAL = "accelerate"
 
-FORWARDED: dict[str, tuple[str, ...]] = {
+EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "accelerator": ("headway.utils",),
     "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
 }
-"""Accelerate's module, below `accelerate` -> further modules of Headway with its names, in addition
-to the module of the same name: `accelerate.utils` needs no row for `headway.utils`."""
+"""Headway's modules with the names of Accelerate's module (relative to `accelerate`), besides the
+module of the same name."""
 
 _BATCH_SIZE = {
     "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
     "should_reduce_batch_size": "headway.compat.utils.should_reduce_batch_size",
 }
 
-HOMES: dict[str, dict[str, str]] = {
+DEFINITIONS: dict[str, dict[str, str]] = {
     "": {
         "Accelerator": "headway.compat.accelerator.Accelerator",
         "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
@@ -46,34 +46,34 @@ HOMES: dict[str, dict[str, str]] = {
         "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }
-"""Accelerate's module -> name -> path of Headway's definition; takes precedence over modules."""
+"""Paths of Headway's definitions by Accelerate's module and name; these take precedence."""
 
 
-def home_of(module: str, name: str) -> str | None:
+def headway_path(module: str, name: str) -> str | None:
     """Return the path of Headway's definition of a name in Accelerate's module, or None.
 
-    The module is below `accelerate`; "" is the package. `utils.*` includes all names of `utils`.
+    `module` is relative to `accelerate`; "" is the package. `utils.*` includes all of `utils`.
     """
     for home in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
-        if name in HOMES.get(home, {}):
-            return HOMES[home][name]
+        if name in DEFINITIONS.get(home, {}):
+            return DEFINITIONS[home][name]
         for source in _sources(home):
-            if name in offered(source):
+            if name in public_names(source):
                 return f"{source}.{name}"
     return None
 
 
 def names_in(module: str) -> list[str]:
-    forwarded = (name for source in _sources(module) for name in offered(source))
-    return sorted({*HOMES.get(module, {}), *forwarded})
+    forwarded = (name for source in _sources(module) for name in public_names(source))
+    return sorted({*DEFINITIONS.get(module, {}), *forwarded})
 
 
-def module_with(name: str) -> str | None:
+def import_source(name: str) -> str | None:
     """Return Headway's module from which to import a name of any Accelerate module."""
     files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
     others = (name for name in import_module(f"{COMPAT}.forwarding").MODULES if "." not in name)
     for module in ("", *sorted({*files, *others})):
-        home = home_of(module, name)
+        home = headway_path(module, name)
         if home is not None:
             source = home.rpartition(".")[0]
             return source if source in _sources(module) else joined(COMPAT, module)
@@ -97,15 +97,15 @@ def has(module: str, name: str) -> bool:
         return False
     if module.startswith(COMPAT):
         return hasattr(import_module(module), name)
-    return name in offered(module)
+    return name in public_names(module)
 
 
 def _sources(module: str) -> list[str]:
     native = joined(NATIVE, module)
-    return [*([native] if module_exists(native) else ()), *FORWARDED.get(module, ())]
+    return [*([native] if module_exists(native) else ()), *EXTRA_MODULES.get(module, ())]
 
 
-def offered(module: str) -> frozenset[str]:
+def public_names(module: str) -> frozenset[str]:
     """Return a module's public names: `__all__`, or the names that it defines."""
     found = import_module(module)
     defined = (
@@ -131,7 +131,7 @@ def is_module(module: str) -> bool:
 
 
 def compat_module(module: str) -> str:
-    """Return the module of `headway.compat` for a path below `accelerate`.
+    """Return the module of `headway.compat` for a path relative to `accelerate`.
 
     If it does not exist, return its nearest parent, whose error suggests an alternative.
     """

@@ -9,18 +9,18 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from headway.errors import UsageError
-from headway.migration.homes import module_with
+from headway.migration.mapping import import_source
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\.")
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
-class Topic(NamedTuple):
+class Feature(NamedTuple):
     """A feature of Accelerate that Headway does not support."""
 
     what: str  # the feature
-    instead: str  # the alternative
-    words: tuple[str, ...]  # snake_case words in names and modules of this topic
+    fix: str  # the alternative
+    words: tuple[str, ...]  # snake_case words in names and modules of this feature
     names: frozenset[str] = frozenset()  # further names in any module
 
 
@@ -28,8 +28,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-TOPICS = (
-    Topic(
+FEATURES = (
+    Feature(
         "training with DeepSpeed, Megatron-LM, or tensor, context and sequence parallelism",
         "train with DistributedDataParallel, which prepare() sets up for several ranks, or with"
         " strategy='fsdp'",
@@ -39,7 +39,7 @@ TOPICS = (
         ),
         _names("GatheredParameters DummyOptim DummyScheduler torch_device_mesh should_save_model"),
     ),
-    Topic(
+    Feature(
         "models split over devices or offloaded to memory and disk",
         "load the model on one device, or use transformers' from_pretrained(device_map=...) without"
         " prepare()",
@@ -50,62 +50,62 @@ TOPICS = (
             set_module_tensor_to_device
         """),
     ),
-    Topic(
+    Feature(
         "pipeline parallelism for inference",
         "use torch.distributed.pipelining",
         ("pippy", "inference"),
     ),
-    Topic(
+    Feature(
         "models quantized by bitsandbytes",
         "quantize with transformers' BitsAndBytesConfig and prepare the loaded model",
         ("bnb", "quantize"),
     ),
-    Topic(
+    Feature(
         "training in 8-bit floating point",
         "use mixed_precision='bf16'",
         ("fp8", "recipe", "utils_ao", "torchao", "transformer_engine"),
     ),
-    Topic("training on TPUs", "train on CUDA, on MPS or on the CPU", ("tpu", "xla")),
-    Topic(
+    Feature("training on TPUs", "train on CUDA, on MPS or on the CPU", ("tpu", "xla")),
+    Feature(
         "training on Amazon SageMaker",
         "run `headway launch` in a container, as on any other machine",
         ("sagemaker", "sage_maker"),
         _names("ComputeEnvironment"),
     ),
-    Topic(
+    Feature(
         "local SGD, in which ranks average their weights every few steps",
         "average them with torch.distributed.algorithms.model_averaging, or train with its"
         " PostLocalSGDOptimizer",
         ("local_sgd",),
     ),
-    Topic(
+    Feature(
         "the LOMO optimizer, which steps in the backward pass", "use another optimizer", ("lomo",)
     ),
-    Topic(
+    Feature(
         "logging to Aim, ClearML, Comet, DVCLive and SwanLab",
         "implement a GeneralTracker and pass it in log_with=[...]",
         (),
         _names("AimTracker ClearMLTracker CometMLTracker DVCLiveTracker SwanLabTracker"),
     ),
-    Topic(
+    Feature(
         "Accelerate's command line",
         "use `headway launch`, `headway config`, `headway env` and `headway test`",
         ("commands", "utils_launch"),
         _names("PrepareForLaunch"),
     ),
-    Topic(
+    Feature(
         "compiling a model's repeated blocks",
         "pass Accelerator(dynamo_plugin=TorchDynamoPlugin(backend='inductor',"
         " use_regional_compilation=True))",
         (),
         _names("compile_regions"),
     ),
-    Topic(
+    Feature(
         "placing processes on CPU cores",
         "use `headway launch --numa-binding node`",
         ("numa_affinity",),
     ),
-    Topic(
+    Feature(
         "attributes that repeat the script's arguments",
         "keep the handler; accelerator.dataloader_config and"
         " accelerator.autocast(AutocastKwargs(enabled=False)) do the rest",
@@ -116,7 +116,7 @@ TOPICS = (
             use_stateful_dataloader
         """),
     ),
-    Topic(
+    Feature(
         "checks for rarely used packages or parts of torch",
         "use importlib.util.find_spec('NAME') or torch.distributed.is_available()",
         (),
@@ -129,7 +129,7 @@ TOPICS = (
             is_tqdm_available is_triton_available is_weights_only_available is_xccl_available
         """),
     ),
-    Topic(
+    Feature(
         "internal use in Accelerate",
         "copy the function or value from Accelerate into the script if needed",
         ("test_utils", "utils_constants", "utils_rich", "utils_versions"),
@@ -148,13 +148,13 @@ TOPICS = (
             recursive_getattr recursively_apply str_to_bool synchronize_rng_state
         """),
     ),
-    Topic(
+    Feature(
         "the files of Accelerate's checkpoints",
         "use accelerator.save_state() and load_state(), which have a different format",
         ("checkpointing",),
         _names("MODEL_NAME SAFE_MODEL_NAME SCALER_NAME"),
     ),
-    Topic(
+    Feature(
         "the parts of Accelerate's own sharding",
         "shard models with Accelerator(strategy='fsdp'); prepare() and save_state() do the rest",
         ("fsdp", "fsdp2"),
@@ -174,21 +174,21 @@ _MEMBERS = _names("""
 """Members of Accelerate's Accelerator and states that are missing in Headway's."""
 
 
-def topic_of_name(module: str, name: str) -> Topic | None:
-    """Return the topic of a missing name in Accelerate's module; "" is the package."""
-    named = (topic for topic in TOPICS if name in topic.names)
-    return next(named, None) or topic_of_module(name) or topic_of_module(module)
+def feature_of_name(module: str, name: str) -> Feature | None:
+    """Return the feature of a missing name in Accelerate's module; "" is the package."""
+    named = (feature for feature in FEATURES if name in feature.names)
+    return next(named, None) or feature_of_module(name) or feature_of_module(module)
 
 
-def topic_of_member(name: str) -> Topic | None:
-    """Return the topic of a missing member or argument of an Accelerator or its state."""
-    return topic_of_name("", name) if name in _MEMBERS else None
+def feature_of_member(name: str) -> Feature | None:
+    """Return the feature of a missing member or argument of an Accelerator or its state."""
+    return feature_of_name("", name) if name in _MEMBERS else None
 
 
-def topic_of_module(module: str) -> Topic | None:
+def feature_of_module(module: str) -> Feature | None:
     snake = _WORD_START.sub("_", module).lower()
     words = f"_{snake}_"
-    return next((t for t in TOPICS if any(f"_{word}_" in words for word in t.words)), None)
+    return next((t for t in FEATURES if any(f"_{word}_" in words for word in t.words)), None)
 
 
 class MissingAttributeError(UsageError, AttributeError):
@@ -209,31 +209,31 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
         MissingAttributeError: The name exists in Accelerate and is accessed as an attribute.
         AttributeError: The name does not exist in Accelerate.
     """
-    topic = None if name.startswith("__") else topic_of_name(module, name)
+    feature = None if name.startswith("__") else feature_of_name(module, name)
     if _is_import(sys._getframe(2)):
         # Python replaces the message of an AttributeError here
-        found = module_with(name)
+        found = import_source(name)
         where = f"from {asked} import {name}"
         if found is not None:
             raise MissingImportError(
                 f"{name} is in {found}", where=where, fix=f"`from {found} import {name}`"
             )
-        if topic is not None:
-            raise MissingImportError(_text(name, topic), where=where, fix=topic.instead)
-    elif topic is not None:
-        raise MissingAttributeError(_text(name, topic), where=f"{asked}.{name}", fix=topic.instead)
+        if feature is not None:
+            raise MissingImportError(_text(name, feature), where=where, fix=feature.fix)
+    elif feature is not None:
+        raise MissingAttributeError(_text(name, feature), where=f"{asked}.{name}", fix=feature.fix)
     raise AttributeError(f"module {asked!r} has no attribute {name!r}")
 
 
-def refuse_member(name: str, asked: object) -> None:
+def raise_if_missing(name: str, asked: object) -> None:
     """Raise MissingAttributeError if this is a member of Accelerate's object."""
-    topic = topic_of_member(name)
-    if topic is not None:
+    feature = feature_of_member(name)
+    if feature is not None:
         where = f"{type(asked).__name__}.{name}"
-        raise MissingAttributeError(_text(name, topic), where=where, fix=topic.instead)
+        raise MissingAttributeError(_text(name, feature), where=where, fix=feature.fix)
 
 
-def refused_when_called(name: str, topic: Topic, asked: str) -> type:
+def placeholder_class(name: str, feature: Feature, asked: str) -> type:
     """Return a placeholder class for a name of Accelerate.
 
     Libraries import names that they may never use. `isinstance` with the class returns False;
@@ -242,9 +242,9 @@ def refused_when_called(name: str, topic: Topic, asked: str) -> type:
 
     def refuse() -> NoReturn:
         raise MissingAttributeError(
-            _text(name, topic),
+            _text(name, feature),
             where=asked,
-            fix=f"{topic.instead}; or run the script without --replace-accelerate",
+            fix=f"{feature.fix}; or run the script without --replace-accelerate",
         )
 
     class Refusing(type):
@@ -259,8 +259,8 @@ def refused_when_called(name: str, topic: Topic, asked: str) -> type:
     return Refusing(name, (), {"__module__": asked.rpartition(".")[0]})
 
 
-def _text(name: str, topic: Topic) -> str:
-    return f"{name}, for {topic.what}, has no counterpart in Headway"
+def _text(name: str, feature: Feature) -> str:
+    return f"{name}, for {feature.what}, has no counterpart in Headway"
 
 
 def _is_import(frame: FrameType) -> bool:

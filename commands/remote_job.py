@@ -1,4 +1,4 @@
-"""Shared by launches elsewhere: scheduler jobs, snapshots of the code, hosts over ssh."""
+"""Launches on other machines: scheduler jobs and ssh hosts, and copies of the code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
-from headway.commands.flags import Parsed, bad_words
+from headway.commands.flags import Parsed, usage_error
 from headway.errors import ConfigError, MachineError
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
@@ -25,7 +25,7 @@ class RemoteJob(NamedTuple):
     """A launch that is requested here and runs elsewhere."""
 
     parsed: Parsed
-    own: Sequence[str]  # the same flags, as words
+    own: Sequence[str]  # the same flags, as typed
     program: Program  # on this machine's file system
     layers: Sequence[Entries]
     machine: Machine  # this machine, which may be unable to run the program
@@ -36,13 +36,13 @@ def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
     """Raise for flags that require --submit; profiles may contain these settings."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
-            raise bad_words(
+            raise usage_error(
                 f"{', '.join(map(str, given))} applies only to jobs, but --submit is not set",
                 fix=f"add --submit {SCHEDULER}, or remove it",
             )
     elif parsed.submit != SCHEDULER:
         raise ConfigError(
-            f"--submit is {parsed.submit!r}, but it must be {SCHEDULER}",
+            f"invalid value {parsed.submit!r} for --submit: must be {SCHEDULER}",
             where="flag --submit",
             fix=f"pass --submit {SCHEDULER}",
         )
@@ -58,10 +58,10 @@ def check_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
         raise ConfigError.of(found)
 
 
-def remote_args(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
+def job_args(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
     """Return the arguments of `headway launch` for another machine.
 
-    `without` holds the flags to omit, and the names of settings to omit from flags and --set.
+    `without` contains the flags to omit, and settings to omit from flags and --set.
     """
     flags = [word for word in own if not without & _names_in(word)]
     if program.kind == "module":  # the last flag names the module
@@ -76,19 +76,19 @@ def _names_in(word: str) -> set[str]:
     return {flag, setting}
 
 
-class Moved(NamedTuple):
-    """A program in another tree, with the variables that make its modules importable there.
+class Relocated(NamedTuple):
+    """A program in a copy of the code, with the variables that make its modules importable.
 
-    The rule: the script and its imports come from the tree; the working directory and arguments
-    stay the same, so that paths of data, configurations, outputs and checkpoints remain valid.
+    The script and its imports come from the copy. The working directory and arguments do not
+    change, so that paths of data, configurations, outputs and checkpoints remain valid.
     """
 
     program: Program
     variables: dict[str, str]
 
 
-def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
-    """Map a program that was named in `folder` to `tree`, a copy of the code in `root`.
+def relocate(program: Program, folder: str, root: str, tree: str) -> Relocated:
+    """Return the program in `tree`, a copy of `root`; its path is relative to `folder`.
 
     Raises:
         MachineError: this Python would search the working directory for a module first.
@@ -112,7 +112,7 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
     if python_path:
         before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(python_path), *before])
-    return Moved(program._replace(name=name), variables)
+    return Relocated(program._replace(name=name), variables)
 
 
 def _there(path: str, folder: str, root: str, tree: str) -> str:

@@ -1,7 +1,7 @@
-"""The record of a single process that replaced its launcher; the process adds figures and exit.
+"""Recording by a single process that replaced its launcher: its figures and exit.
 
 If the launcher's code runs the script, it records the exit. Otherwise the Accelerator records it at
-interpreter exit; the code is known if the script raised or called `end_training()`.
+interpreter exit; the exit code is known if the script raised or called `end_training()`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Process:
     def __init__(self) -> None:
         self.series = FigureSeries()
         self.attempts = Attempts(0.0)
-        self.has_joined = False
+        self.has_started = False
         self.has_trained = False
         self.has_ended = False
 
@@ -38,7 +38,7 @@ class _Process:
 _process = _Process()
 
 
-def path() -> str:
+def record_folder() -> str:
     """Return the folder of the record that this process writes; empty if it writes none.
 
     A child process inherits the variable, but writes no record.
@@ -47,12 +47,12 @@ def path() -> str:
     return folder if pid == str(os.getpid()) else ""
 
 
-def join(progress: Progress) -> None:
+def start(progress: Progress) -> None:
     """Record the step figures and the exit of this process, unless a launcher does."""
-    if _process.has_joined or not path():
+    if _process.has_started or not record_folder():
         return
-    _process.has_joined = True
-    atexit.register(_end_of_python, progress)
+    _process.has_started = True
+    atexit.register(_record_python_exit, progress)
     progress.report_to(_note)
 
 
@@ -61,25 +61,25 @@ def _note(figures: Figures) -> None:
     _process.attempts.note(0, figures, time.time())
 
 
-def note_end_of_training() -> None:
+def mark_trained() -> None:
     """Mark the training as finished: the run succeeds unless an error follows."""
     _process.has_trained = True
 
 
-def _end_of_python(progress: Progress) -> None:
+def _record_python_exit(progress: Progress) -> None:
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
         import traceback
 
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        end(code, "".join(traceback.format_exception(error)), progress)
+        record_exit(code, "".join(traceback.format_exception(error)), progress)
     else:
-        end(0 if _process.has_trained else None, "", progress)
+        record_exit(0 if _process.has_trained else None, "", progress)
 
 
-def end(code: int | None, report: str, progress: Progress) -> None:
+def record_exit(code: int | None, report: str, progress: Progress) -> None:
     """Record the exit of this process once; `code` is negative for a signal, None if unknown."""
-    folder = path()
+    folder = record_folder()
     if not folder or _process.has_ended:
         return
     _process.has_ended = True
@@ -99,6 +99,6 @@ def end(code: int | None, report: str, progress: Progress) -> None:
         )
         store.write(folder, plain(record))
     except OSError as error:
-        log(store.lost(error))
+        log(store.failure_message(error))
     except ConfigError as error:
         log(f"note: {error.problems[0].what}")

@@ -29,7 +29,7 @@ def replaced(
     found: list[tuple[Any, str, Any]] = []
     monkeypatch.setattr(patching, "setattr", lambda *what: found.append(what), raising=False)
     attempt = Trial("script.py", (), device="cuda", world_size=2)
-    TrialRunner(attempt, str(tmp_path)).replace_calls()
+    TrialRunner(attempt, str(tmp_path)).apply_patches()
     yield found
     torch.backends.mha.set_fastpath_enabled(True)
 

@@ -1,4 +1,4 @@
-"""The agent of a launch over ssh, which runs on each host and starts one launch there.
+"""The agent of an ssh launch: it runs on each host and starts a launch there.
 
 It reads its orders from standard input, so that command lines contain no secrets. When the input
 ends, because the caller has exited, it stops the launch.
@@ -33,7 +33,7 @@ from headway.launcher.remote.protocol import (
 )
 
 _CHUNK_BYTES = 1 << 16
-_BEAT_EVERY_S = 30.0  # without traffic, sshd would notice a broken connection after hours
+_BEAT_EVERY_S = 30.0  # heartbeat, so that sshd notices a broken connection
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> HostReply:
     """Change to the order's working directory, and return its status and this host's address.
 
-    The launches themselves compare what must be equal on all machines.
+    The launches themselves check that all machines agree.
     """
     try:
         os.chdir(order.folder)
@@ -161,7 +161,7 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
 
 
 def _kill_reason(status: int, *, is_ours: bool) -> str:
-    """Return a report if a signal killed the launcher, which then sent none; otherwise empty."""
+    """Return a report if the launcher was killed by a signal; otherwise empty."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return ""
@@ -194,7 +194,7 @@ def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) ->
         exit_code = error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:
         exit_code = 130
-    except BaseException:  # noqa: BLE001  a bug of ours, shown as Python would
+    except BaseException:  # noqa: BLE001  a bug, reported like Python's
         sys.excepthook(*sys.exc_info())
     finally:
         flush_streams()

@@ -31,7 +31,7 @@ from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.manifest import read_manifest
 from headway.distributed.world import World
 from headway.estimate.child.fake_mode import ScriptMode
-from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
+from headway.estimate.child.patching import nothing, replace, replace_everywhere
 from headway.ipc.choices import DDP, SHARDED
 from headway.strategies.fsdp import sharded_as
 from headway.strategies.strategy import Strategy, StrategySettings
@@ -48,7 +48,7 @@ _FIRST_RANK = {
 }
 
 
-def replace_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -> None:
+def patch_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -> None:
     """Patch data loaders to read real data without workers and yield fake tensors.
 
     Relies on the private `_SingleProcessDataLoaderIter` and `DataLoader._get_iterator`.
@@ -76,7 +76,7 @@ def replace_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -
     replace(torch.Tensor, "share_memory_", lambda self: self)  # there are no workers
 
 
-def replace_reading(mode: ScriptMode) -> None:
+def patch_tensor_reads(mode: ScriptMode) -> None:
     """Patch functions that read all values of a tensor to return known values or ones."""
     random_permutation = torch.randperm
 
@@ -110,7 +110,7 @@ def replace_reading(mode: ScriptMode) -> None:
     replace(FakeTensor, "__format__", as_format)
 
 
-def replace_compilation(note: Note) -> None:
+def patch_compile(note: Note) -> None:
     def compile(model: Any = None, *_: Any, **__: Any) -> Any:
         note("torch.compile is skipped: memory that compiled code saves or needs is not counted")
         return (lambda function: function) if model is None else model
@@ -119,7 +119,7 @@ def replace_compilation(note: Note) -> None:
         replace(owner, "compile", compile)
 
 
-def replace_skipped_steps() -> None:
+def patch_grad_scaler() -> None:
     """Patch the gradient scaler to always step. Relies on `GradScaler._maybe_opt_step`."""
 
     def step(_: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ def replace_skipped_steps() -> None:
     replace(torch.amp.GradScaler, "_maybe_opt_step", step)
 
 
-def replace_addresses() -> None:
+def patch_data_ptr() -> None:
     """Give each fake storage a unique address, by which scripts detect tied weights."""
     address_of = torch.UntypedStorage.data_ptr
 
@@ -143,7 +143,7 @@ def replace_addresses() -> None:
     replace(FakeTensor, "data_ptr", of_tensor)
 
 
-def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
+def patch_resize(resized: Callable[[torch.UntypedStorage], None]) -> None:
     """Report resized storages: FSDP resizes them without an operator."""
     resize = torch.UntypedStorage.resize_
 
@@ -154,7 +154,7 @@ def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
     replace(torch.UntypedStorage, "resize_", resize_)
 
 
-def replace_saving(note: Note) -> None:
+def patch_saving(note: Note) -> None:
     """Patch torch, safetensors and Headway to save empty files."""
 
     def skip(*_: Any, **__: Any) -> None:
@@ -181,7 +181,7 @@ def replace_saving(note: Note) -> None:
     replace(Checkpointer, "save_to", skip)
 
 
-def replace_loading(note: Note) -> None:
+def patch_loading(note: Note) -> None:
     """Patch checkpoint loading to change nothing; the checkpoint must still exist."""
 
     def skip(*_: Any, **__: Any) -> None:
@@ -202,22 +202,22 @@ class _NothingToRestore:
         self.check = self.check_models = self.apply = nothing
 
 
-def replace_files_of_tensors(mode: ScriptMode) -> None:
+def patch_safetensors(mode: ScriptMode) -> None:
     """Patch safetensors, which is native code, to map real files and return fake tensors."""
     opened = safetensors.safe_open
 
     def open_file(
         filename: Any, framework: str, device: Any = "cpu", *args: Any, **kwargs: Any
-    ) -> _Reading:
+    ) -> _FakeReader:
         def faked(tensor: torch.Tensor) -> torch.Tensor:
             return mode.faked(tensor).to(device)
 
-        return _Reading(opened(filename, framework, "cpu", *args, **kwargs), faked)
+        return _FakeReader(opened(filename, framework, "cpu", *args, **kwargs), faked)
 
-    replace_wherever_imported("safe_open", open_file)
+    replace_everywhere("safe_open", open_file)
 
 
-class _Reading:
+class _FakeReader:
     def __init__(self, real: Any, faked: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._real, self._faked = real, faked
 
@@ -228,8 +228,8 @@ class _Reading:
     def __exit__(self, *error: Any) -> None:
         self._real.__exit__(*error)
 
-    def get_slice(self, name: str) -> _Reading:
-        return _Reading(self._real.get_slice(name), self._faked)
+    def get_slice(self, name: str) -> _FakeReader:
+        return _FakeReader(self._real.get_slice(name), self._faked)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._real, name)
@@ -244,8 +244,8 @@ class _Reading:
         return tree_map_only(torch.Tensor, self._faked, found)
 
 
-def join(world_size: int, local_world_size: int) -> None:
-    """Make this process rank 0 of `world_size`; a single rank has a group only if the script asks.
+def init_fake_ranks(world_size: int, local_world_size: int) -> None:
+    """Make this process rank 0 of `world_size`; a single rank has no group unless the script does.
 
     The `fake` backend is part of torch's tests; its store has no public name.
     """
@@ -264,7 +264,7 @@ def join(world_size: int, local_world_size: int) -> None:
     replace(dist, "init_process_group", init_process_group)
 
 
-def replace_object_collectives(world_size: int) -> None:
+def patch_object_collectives(world_size: int) -> None:
     """Patch object collectives to return this rank's objects without pickling."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -285,12 +285,12 @@ def replace_object_collectives(world_size: int) -> None:
         if scatter_object_input_list is not None:
             scatter_object_output_list[0] = scatter_object_input_list[0]
 
-    for stand_in in (all_gather_object, gather_object, scatter_object_list):
-        replace(dist, stand_in.__name__, stand_in)
+    for patch in (all_gather_object, gather_object, scatter_object_list):
+        replace(dist, patch.__name__, patch)
     replace(dist, "broadcast_object_list", nothing)
 
 
-def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) -> None:
+def patch_ddp(classify: Callable[[torch.Tensor, str], None] | None) -> None:
     """Patch DistributedDataParallel to allocate its buckets without communication.
 
     Its C++ reducer does not support fake tensors. It copies all gradients to buckets unless
@@ -316,17 +316,17 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) 
     def no_sync(self: Any) -> Iterator[None]:
         yield
 
-    for name, stand_in in {
+    for name, patch in {
         "__init__": init,
         "forward": forward,
         "no_sync": no_sync,
         "register_comm_hook": nothing,
         "_set_static_graph": nothing,
     }.items():
-        replace(DistributedDataParallel, name, stand_in)
+        replace(DistributedDataParallel, name, patch)
 
 
-def replace_choice_of_strategy(note: Note) -> None:
+def patch_strategy_choice(note: Note) -> None:
     """Ignore the strategy that a script passes to its Accelerator; the trial sets it."""
     choose = accelerator_setup.strategy_for
 
@@ -336,7 +336,7 @@ def replace_choice_of_strategy(note: Note) -> None:
         plain = settings._replace(activation_checkpointing=False, cpu_offload=False)
         return choose(world, DDP, plain)
 
-    replace_wherever_imported("strategy_for", strategy_for)
+    replace_everywhere("strategy_for", strategy_for)
 
 
 def shard(
@@ -355,7 +355,7 @@ def shard(
 
     whole = dict(model.named_parameters(remove_duplicate=False))
     device = next(iter(whole.values())).device
-    replace_wherever_imported("_get_device_from_mesh", lambda _: device)
+    replace_everywhere("_get_device_from_mesh", lambda _: device)
     for unit in units:
         fully_shard(unit, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)

@@ -21,7 +21,7 @@ class TorchDevices(NamedTuple):
     error: str
 
 
-def ask_torch(source: Source, device: str, *words: str) -> TorchDevices:
+def query_torch(source: Source, device: str, *words: str) -> TorchDevices:
     """Run torch in a subprocess; OSError if it fails to start, cannot import torch, or hangs."""
     command = [sys.executable, "-m", "headway.devices.list_devices", device, *words]
     lines = source.output_of(command).splitlines()
@@ -40,7 +40,7 @@ def with_torch_devices(
     """
     gpus: tuple[Gpu, ...] = ()
     try:
-        _, gpus, error = ask_torch(source, device)
+        _, gpus, error = query_torch(source, device)
         refusal = f"torch found none: {error}"
     except OSError as error:
         if machine.visible_gpus:
