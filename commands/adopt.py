@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
-from headway.errors import ConfigError, Problem
+from headway.errors import Code, ConfigError, Problem
 from headway.migration.scripts import (
     MISSING,
     Finding,
@@ -103,6 +103,7 @@ def _report(path: str, script: Script, compat: bool) -> _Report:
             f"cannot change the imports: {error}",
             where=path,
             fix="write each import of Accelerate on a separate line",
+            code=Code.EDIT_BY_HAND,
         ) from None
     return _Report(path, findings_of(script, compat=compat), script.text, after)
 

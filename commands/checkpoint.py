@@ -21,7 +21,7 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import NAME, Manifest, read_manifest, unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent
 from headway.ipc.stderr import log, shown
 
@@ -152,6 +152,7 @@ def _prune(folder: Path, keep: int) -> int:
             f"{len(stayed)} folders could not be removed, such as {stayed[0].name}",
             where=str(folder),
             fix="run it as a user with write access to the folder",
+            code=Code.UNWRITABLE,
         )
     return 0
 
@@ -169,6 +170,7 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
             f"the weights cannot be written: {error.strerror}",
             where=str(out),
             fix="pass a file in an existing, writable folder",
+            code=Code.UNWRITABLE,
         ) from None
     print(f"{shown(str(out))}: {len(weights.tensors)} tensors from {shown(str(checkpoint))}")
     for name in weights.others:

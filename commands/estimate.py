@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser
 from headway.commands.program_args import program_from, require_torch
-from headway.errors import ConfigError, UsageError, did_you_mean
+from headway.errors import Code, ConfigError, UsageError, did_you_mean
 from headway.estimate.planner import (
     MARGIN_BYTES,
     MARGIN_SHARE,
@@ -89,6 +89,7 @@ def main(argv: Sequence[str]) -> int:
             where=f"{program.name}; its last lines:\n{tail}" if tail else program.name,
             fix="make sure that the script reaches an optimizer step with these arguments and"
             " devices, without the operation that failed",
+            code=Code.NO_ESTIMATE,
         )
     _require_use_of_gpu(found, devices, program)
     _show(Report(trial, devices, found))
@@ -128,6 +129,7 @@ def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
             f"with {devices.world_size} rank(s)",
             where="--strategy",
             fix=f"did you mean {close!r}?" if close else "omit it to see all",
+            code=Code.BAD_VALUE,
         )
     return (rows[name],)
 
@@ -141,6 +143,7 @@ def _time_limit(text: str | None) -> float:
         f"invalid value {text!r} for --time-limit: not a positive number of seconds",
         where="--time-limit",
         fix="pass a number of seconds, such as --time-limit 60",
+        code=Code.BAD_VALUE,
     )
 
 
@@ -152,6 +155,7 @@ def _require_use_of_gpu(found: Sequence[RowEstimate], devices: Devices, program:
             where=program.name,
             fix="move the model with model.to('cuda') or accelerator.prepare(model), or pass "
             "--devices cpu to estimate CPU memory",
+            code=Code.NO_ESTIMATE,
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, did_you_mean
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log
 from headway.machine.detection import detect_machine
@@ -19,8 +19,8 @@ Parsed = SimpleNamespace
 """Values of the flags, by the name of the setting or flag."""
 
 
-def usage_error(what: str, *, fix: str) -> ConfigError:
-    return ConfigError(what, where="the command line", fix=fix)
+def usage_error(what: str, *, fix: str, code: str = Code.COMMAND_LINE) -> ConfigError:
+    return ConfigError(what, where="the command line", fix=fix, code=code)
 
 
 class Flag(NamedTuple):

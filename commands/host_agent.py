@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from headway.commands.main import described
-from headway.errors import HeadwayError, LaunchError
+from headway.errors import Code, HeadwayError, LaunchError
 from headway.ipc import signals
 from headway.ipc.forking import die_with_parent, reap, wake_on_child_exit
 from headway.ipc.run_contract import KEY_VARIABLE
@@ -170,7 +170,7 @@ def _kill_reason(status: int, *, is_ours: bool) -> str:
     fix = "find out what killed it: a user, or the kernel's OOM killer (see `dmesg`)"
     if is_ours:
         what, fix = f"the launcher on {host} did not stop in time and was killed", "see its output"
-    return described(LaunchError(what, where=f"host {host}", fix=fix))
+    return described(LaunchError(what, where=f"host {host}", fix=fix, code=Code.SSH))
 
 
 def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) -> NoReturn:

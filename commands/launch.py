@@ -13,7 +13,7 @@ from itertools import count, takewhile
 from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags, usage_error
 from headway.commands.program_args import other_environment, program_from
 from headway.devices.table import kind_of
-from headway.errors import ConfigError, Problem, WorkerFailed
+from headway.errors import Code, ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log, shown
@@ -97,6 +97,7 @@ def _read_words(launch: _Launch) -> None:
         raise usage_error(
             f"--machine {parsed.machine} describes another machine, where nothing can be started",
             fix="add --dry-run to see the plan for it",
+            code=Code.FLAGS_CONTRADICT,
         )
 
 
@@ -163,6 +164,7 @@ def _wait_for_gpus(launch: _Launch) -> None:
             f"{settings.device}",
             where=f"flag --wait; devices: {settings.origin('devices')}",
             fix="remove --wait" + ", or request idle GPUs with --devices idle:2" * (not asked),
+            code=Code.FLAGS_CONTRADICT,
         )
 
 
@@ -321,6 +323,7 @@ def _seconds(text: str) -> float:
             f"invalid value {text!r} for --wait: {error}",
             where="flag --wait",
             fix="pass a number of seconds, such as --wait=600, or --wait without a value",
+            code=Code.BAD_VALUE,
         ) from None
 
 
@@ -407,6 +410,8 @@ def _mentions_rank(program: Program) -> bool:
 def _cpu_flag(device: Entry | None) -> Entry:
     if device is not None and str(device.raw).strip().lower() != "cpu":
         raise usage_error(
-            f"--cpu and --device {device.raw} contradict each other", fix="pass only one of them"
+            f"--cpu and --device {device.raw} contradict each other",
+            fix="pass only one of them",
+            code=Code.FLAGS_CONTRADICT,
         )
     return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.runs import RUN
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.history.record import RunRecord, find, is_running
 from headway.ipc.records import LOGS
 from headway.ipc.stderr import log, named
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
         what = f"the output{of} of run {record.name} was only printed to the terminal"
-        raise ConfigError(what, where=record.path, fix=_FIX)
+        raise ConfigError(what, where=record.path, fix=_FIX, code=Code.NO_RUN)
     for number, lines in sorted(tails.items()):
         for line in lines:
             prefix = f"[{number}] " if len(tails) > 1 else ""
@@ -109,6 +109,7 @@ def _follow(record: RunRecord, rank: int | None) -> int:
             f"the output of run {record.name} is not kept in files, so it cannot be followed",
             where=record.path,
             fix=_FIX,
+            code=Code.NO_RUN,
         )
     read: dict[str, int] = {}
     try:

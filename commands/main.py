@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from headway._version import __version__
-from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
+from headway.errors import Code, ConfigError, HeadwayError, MachineError, did_you_mean
 from headway.ipc import signals
 from headway.ipc.stderr import flush_streams, log
 
@@ -40,6 +40,7 @@ GROUPS = {
         "why": "show the result of a run, and the changes since the last successful run",
         "logs": "print the output of a run or job, also while it is running",
         "checkpoint": "list, verify, export and remove checkpoints",
+        "explain": "print the cause of an error, an example and the fix, by its id",
     },
     "settings": {
         "config": "ask questions and write this machine's profile; show, change and check profiles"
@@ -105,7 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the buffered output
         if error.errno != errno.EPIPE:  # a reader such as `head` may stop at any time
             with suppress(OSError):
-                print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+                print(
+                    f"error: the output cannot be written: {error.strerror} [{Code.UNWRITABLE}]",
+                    file=sys.stderr,
+                )
         return 1
 
 
@@ -164,6 +168,7 @@ def _dispatch(words: list[str]) -> int:
             fix="run `headway --help` to list the commands"
             if not name.endswith(".py")
             else f"run `headway launch {name}`",
+            code=Code.COMMAND_LINE,
         )
     if name != "launch":  # the script may inherit the stream
         from headway.commands.tables import escape_unencodable
@@ -180,6 +185,7 @@ def _dispatch(words: list[str]) -> int:
             f"`headway {name}` requires {error.name}, which is not installed",
             where=f"the environment of {sys.executable}",
             fix=f"run `{installer_of(sys.executable)} {error.name}`",
+            code=Code.NOT_INSTALLED,
         ) from None
     return exit_code
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from headway.commands.flags import Parsed
 from headway.commands.remote_job import RemoteJob, check_everywhere, job_args
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.ipc.secrets import masked_command
 from headway.launcher.plan.program import Program, interpreter
 from headway.settings.hosts import Hosts
@@ -105,4 +105,4 @@ def _reject_contradictions(
         fix = "save the script to a file"
     else:
         return
-    raise ConfigError(what, where=where, fix=fix)
+    raise ConfigError(what, where=where, fix=fix, code=Code.FLAGS_CONTRADICT)

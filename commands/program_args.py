@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from headway.commands.flags import Parsed, Parser, usage_error
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, did_you_mean
 from headway.ipc.paths import has_package, installer_of
 from headway.launcher.plan.program import Program, finder_in
 from headway.settings.setting import Seconds
 from headway.settings.table import TABLE
+
+_not_a_program = partial(usage_error, code=Code.NO_PROGRAM)
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # different in each process
 _UNITS = (  # units that users may write as a separate word
@@ -64,7 +67,7 @@ def _is_stream(script: str) -> bool:
 def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
     """Raise if the file is missing, or its name shows that it is not a script."""
     if os.path.basename(script).rstrip("0123456789.") == "python":
-        raise usage_error(
+        raise _not_a_program(
             f"{script!r} is the Python interpreter, not a script",
             fix=f"remove it: `{parser.prog} train.py`",
         )
@@ -79,7 +82,7 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
     if kind:
         import shlex
 
-        raise usage_error(
+        raise _not_a_program(
             f"{script!r} is {kind}, not a Python script",
             fix=fix.format(script=shlex.quote(script)),
         )
@@ -96,13 +99,13 @@ def _check_archive(script: str, start: bytes) -> None:
     """Raise if a folder or zip archive has no __main__.py, or the archive is truncated."""
     finder = finder_in(script)
     if finder is None and start.startswith(b"PK\3\4"):
-        raise usage_error(
+        raise _not_a_program(
             f"{script!r} starts like a zip archive, but is truncated",
             fix="copy or build the archive again",
         )
     if finder is not None and finder.find_spec("__main__") is None:
         kind = "directory" if os.path.isdir(script) else "zip archive"
-        raise usage_error(
+        raise _not_a_program(
             f"{script!r} is a {kind} without a __main__.py, not a script",
             fix="pass the script inside it, or add a __main__.py that runs it",
         )
@@ -110,12 +113,12 @@ def _check_archive(script: str, start: bytes) -> None:
 
 def _missing(script: str, error: OSError, fix: str) -> ConfigError:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return usage_error(
+        return _not_a_program(
             f"script {script!r} cannot be read: {error.strerror}",
             fix="check the path and its permissions",
         )
     close = _similar_file(script)
-    return usage_error(
+    return _not_a_program(
         f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
         fix=fix,
     )
@@ -158,6 +161,7 @@ def _executable(name: str) -> str:
             where="the command line, and PATH",
             fix="check the name and that it is executable; a Python script does not need "
             "--no-python",
+            code=Code.NO_PROGRAM,
         )
     return path
 

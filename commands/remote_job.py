@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed, usage_error
-from headway.errors import ConfigError, MachineError
+from headway.errors import Code, ConfigError, MachineError
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
@@ -39,12 +39,14 @@ def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
             raise usage_error(
                 f"{', '.join(map(str, given))} applies only to jobs, but --submit is not set",
                 fix=f"add --submit {SCHEDULER}, or remove it",
+                code=Code.FLAGS_CONTRADICT,
             )
     elif parsed.submit != SCHEDULER:
         raise ConfigError(
             f"invalid value {parsed.submit!r} for --submit: must be {SCHEDULER}",
             where="flag --submit",
             fix=f"pass --submit {SCHEDULER}",
+            code=Code.BAD_VALUE,
         )
 
 
@@ -104,6 +106,7 @@ def relocate(program: Program, folder: str, root: str, tree: str) -> Relocated:
                 f"{sys.version_info[0]}.{sys.version_info[1]} searches this directory first",
                 where="flag --module",
                 fix="pass its file instead, pass --set snapshot=off, or use Python 3.11",
+                code=Code.JOB,
             )
         variables["PYTHONSAFEPATH"] = "1"
         python_path.insert(0, there(folder) or tree)

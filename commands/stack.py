@@ -10,7 +10,7 @@ import psutil
 from headway.commands.flags import Parser, usage_error
 from headway.commands.tables import print_table
 from headway.commands.top import HEAD, row_of
-from headway.errors import LaunchError
+from headway.errors import Code, LaunchError
 from headway.launcher.diagnosis.run_socket import ActiveRun, list_runs, request_stacks
 
 _TIMEOUT_S = 60.0  # longer than the launcher waits for its ranks
@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
             "the launcher is suspended and cannot respond",
             where=f"process {run.pid}",
             fix=f"resume it with `fg` in its shell, or `kill -CONT {run.pid}`",
+            code=Code.NO_LAUNCH,
         )
     print(_stacks(run.pid))
     return 0
@@ -47,7 +48,7 @@ def _stacks(pid: int) -> str:
             return text
     except TimeoutError:
         failure = f"the launcher did not respond within {_TIMEOUT_S:.0f} s"
-    raise LaunchError(failure, where=f"process {pid}", fix="check its output")
+    raise LaunchError(failure, where=f"process {pid}", fix="check its output", code=Code.NO_LAUNCH)
 
 
 def _process(text: str) -> psutil.Process:
@@ -74,6 +75,7 @@ def _only_run() -> ActiveRun:
         where="the sockets of running launchers; a single process that was not started with "
         "--supervise has none",
         fix="run `headway stack` on the machine of the launch, as its user",
+        code=Code.NO_LAUNCH,
     )
 
 
@@ -92,12 +94,14 @@ def _run_of(process: psutil.Process) -> ActiveRun:
             f"process {process.pid} has {len(below)} launches as descendants",
             where="the command line",
             fix=f"pass the ID of a launch: {', '.join(map(str, below))}",
+            code=Code.COMMAND_LINE,
         )
     raise LaunchError(
         f"process {process.pid} is not part of a launch with a launcher",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="pass the ID of the launcher or of a rank of a running `headway launch`",
+        code=Code.NO_LAUNCH,
     )
 
 
@@ -108,4 +112,5 @@ def _reject_other_user(process: psutil.Process) -> None:
             f"process {process.pid} belongs to another user, {user}",
             where="the command line; a launcher responds only to its own user",
             fix=f"ask {user}, or run `sudo -u {user} headway stack {process.pid}`",
+            code=Code.NO_LAUNCH,
         )

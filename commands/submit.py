@@ -15,7 +15,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parsed
 from headway.commands.remote_job import Relocated, RemoteJob, check_everywhere, job_args, relocate
 from headway.devices.table import kind_of
-from headway.errors import ConfigError, HeadwayError, MachineError
+from headway.errors import Code, ConfigError, HeadwayError, MachineError
 from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_path
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import CODE_VARIABLE
@@ -139,6 +139,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
             where=root,
             fix="add files that are not code to .gitignore, or pass --set snapshot=off to run the "
             "code in place",
+            code=Code.JOB,
         )
     code = os.path.join(into, "code")
     try:
@@ -156,6 +157,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
             f"the code could not be copied for the job: {error.strerror}",
             where=error.filename or into,
             fix="free some space, or submit with --set snapshot=off",
+            code=Code.JOB,
         ) from None
     return code
 
@@ -195,6 +197,7 @@ def _reject_local_flags(parsed: Parsed, settings: Settings) -> None:
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
             where=settings.where(*given) if given else "the command line, with --submit",
             fix=f"remove {' and '.join(given + flags)}; --num-machines N sets their number",
+            code=Code.FLAGS_CONTRADICT,
         )
 
 
@@ -207,6 +210,7 @@ def _resolved(layers: Sequence[Entries], machine: Machine, environ: Mapping[str,
             "hosts and --submit contradict each other: both select the machines",
             where=f"flag --submit; {settings.where('hosts')}",
             fix="remove --submit, or pass --hosts none",
+            code=Code.FLAGS_CONTRADICT,
         )
     return settings
 
@@ -238,6 +242,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
             f"sbatch sets nodes={own['nodes']}, but num_machines is {settings.num_machines}",
             where=settings.where("sbatch", "num_machines"),
             fix="remove one of them",
+            code=Code.FLAGS_CONTRADICT,
         )
     options |= own
     for key, value in options.items():
@@ -282,6 +287,7 @@ def _reject_unwritable(key: str, value: str) -> None:
             f"sbatch's option {key} would be {value!r}, which a batch script cannot contain",
             where="the flags, the profile and the working directory",
             fix="use a name without line breaks, control characters and, for files, backslashes",
+            code=Code.JOB,
         )
 
 
@@ -302,6 +308,7 @@ def _inherited(parsed: Parsed, environ: Mapping[str, str], options: Mapping[str,
             "does not export the environment",
             where=f"sbatch's option export, which is {exported!r}",
             fix="remove that option, or read the secret from a file in the script",
+            code=Code.JOB,
         )
     return _JobEnv(
         written={name: environ[name] for name in names if name not in secrets},
@@ -360,4 +367,5 @@ def _make_folder(folder: str, settings: Settings) -> None:
         f"the job's log folder is not writable: {reason}",
         where=shown(folder),
         fix=f"pass another folder: {TABLE['log_dir'].flag} DIR ({settings.where('log_dir')})",
+        code=Code.UNWRITABLE,
     )

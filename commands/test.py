@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from headway.commands.flags import Parser
 from headway.commands.program_args import require_torch
 from headway.commands.tables import print_table
-from headway.errors import MachineError
+from headway.errors import Code, MachineError
 from headway.ipc.stderr import waiting_for
 from headway.launcher.plan.program import interpreter
 
@@ -68,4 +68,5 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
             f"no temporary folder for the results of the checks: {error.strerror}",
             where="environment TMPDIR, /tmp and other default folders",
             fix="set TMPDIR to a writable folder: `export TMPDIR=FOLDER`",
+            code=Code.UNWRITABLE,
         ) from None

@@ -20,7 +20,7 @@ from headway.commands.runs import (
     time_shares,
 )
 from headway.commands.tables import when
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.history.changes import changes
 from headway.history.record import RunRecord, find, last_successful, read_all
 from headway.ipc.stderr import shown
@@ -103,4 +103,5 @@ def _write(path: str, text: str) -> None:
             f"{path} cannot be written: {error.strerror}",
             where="--html",
             fix="pass a file in an existing, writable folder",
+            code=Code.UNWRITABLE,
         ) from None

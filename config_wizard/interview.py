@@ -17,7 +17,7 @@ from headway.config_wizard.questions import (
     next_question,
     problems_so_far,
 )
-from headway.errors import ConfigError, Problem
+from headway.errors import Code, ConfigError, Problem
 from headway.settings.table import NO, TABLE, YES
 
 HELP_KEY, BACK_KEY = "?", "<"
@@ -30,6 +30,7 @@ _ENDED = Problem(
     "standard input",
     "`headway config --yes` writes the recommended answers without asking; a pipe must answer "
     "every question, the last with `write`",
+    code=Code.COMMAND_LINE,
 )
 
 
@@ -126,16 +127,16 @@ def _invalid(question: Question, answer: str) -> Problem | None:
         if answer in values:
             return None
         what = f"{answer!r} is not one of {', '.join(values)} or a number from 1 to {len(values)}"
-        return Problem(what, "your answer", _AGAIN)
+        return Problem(what, "your answer", _AGAIN, code=Code.BAD_VALUE)
     if answer == NONE and is_optional(name):
         return None
     if any("\ud800" <= char <= "\udfff" for char in answer):  # undecodable bytes
-        return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN)
+        return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN, code=Code.BAD_VALUE)
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
         what = f"invalid value {question.shown(answer)!r} for {name}: {error}"
-        return Problem(what, "your answer", _AGAIN)
+        return Problem(what, "your answer", _AGAIN, code=Code.BAD_VALUE)
     return None
 
 

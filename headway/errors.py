@@ -15,7 +15,6 @@
 
 import signal
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # TypeVar compiles its bound
@@ -25,45 +24,97 @@ if TYPE_CHECKING:  # TypeVar compiles its bound
 MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ranks or workers"
 
 
-class Code(Enum):
-    """Identifies a problem in code; never printed."""
+class Code:
+    """The id of each cause, explained in errors.md. An id is never changed or reused."""
 
-    # within one source
-    UNKNOWN_SETTING = auto()
-    BAD_VALUE = auto()
-    DUPLICATE_KEY = auto()
-    NO_VALUE = auto()
-    BAD_FILE = auto()
-    # between settings
-    FP16_ON_CPU = auto()
-    DEVICES_WITHOUT_CUDA = auto()
-    DEVICES_OR_PROCESSES = auto()
-    SEVERAL_ON_MPS = auto()
-    MACHINE_RANK = auto()
-    NO_MAIN_ADDRESS = auto()
-    VARIABLE_OF_LAUNCHER = auto()
-    VARIABLE_OF_SETTING = auto()
-    THREADS_TWICE = auto()
-    MISSING_RANK = auto()
-    DEBUG_ON_MACHINES = auto()
-    NO_CLUSTER = auto()
-    CLUSTERS_DISAGREE = auto()
-    TASKS = auto()
-    NO_SHARD_SIZE = auto()
-    SHARD_SIZE = auto()
-    OFFLOAD_WITHOUT_GPU = auto()
-    # between settings and the machine
-    NO_MPS = auto()
-    NO_GPU = auto()
-    NO_SUCH_GPU = auto()
-    NO_USABLE_GPU = auto()
-    SEVERAL_MIG_SLICES = auto()
-    TOO_FEW_GPUS = auto()
-    NO_BF16 = auto()
-    # between settings and the program
-    SCRIPT_FROM_STREAM = auto()
-    LAUNCHER_IN_PROCESS = auto()
-    PROGRAM_IN_PROCESS = auto()
+    UNKNOWN_SETTING = "HW001"
+    BAD_VALUE = "HW002"
+    DUPLICATE_KEY = "HW003"
+    NO_VALUE = "HW004"
+    BAD_FILE = "HW005"
+    COMMAND_LINE = "HW006"
+    FLAGS_CONTRADICT = "HW007"
+    NO_PROGRAM = "HW008"
+    UNREADABLE = "HW009"
+    UNWRITABLE = "HW010"
+    NOT_TRUSTED = "HW011"
+    EDIT_BY_HAND = "HW012"
+    FP16_ON_CPU = "HW101"
+    DEVICES_WITHOUT_CUDA = "HW102"
+    DEVICES_OR_PROCESSES = "HW103"
+    SEVERAL_ON_MPS = "HW104"
+    MACHINE_RANK = "HW105"
+    NO_MAIN_ADDRESS = "HW106"
+    VARIABLE_OF_LAUNCHER = "HW107"
+    VARIABLE_OF_SETTING = "HW108"
+    THREADS_TWICE = "HW109"
+    MISSING_RANK = "HW110"
+    DEBUG_ON_MACHINES = "HW111"
+    NO_CLUSTER = "HW112"
+    CLUSTERS_DISAGREE = "HW113"
+    TASKS = "HW114"
+    NO_SHARD_SIZE = "HW115"
+    SHARD_SIZE = "HW116"
+    OFFLOAD_WITHOUT_GPU = "HW117"
+    SCRIPT_FROM_STREAM = "HW118"
+    LAUNCHER_IN_PROCESS = "HW119"
+    PROGRAM_IN_PROCESS = "HW120"
+    NO_MPS = "HW201"
+    NO_GPU = "HW202"
+    NO_SUCH_GPU = "HW203"
+    NO_USABLE_GPU = "HW204"
+    SEVERAL_MIG_SLICES = "HW205"
+    TOO_FEW_GPUS = "HW206"
+    NO_BF16 = "HW207"
+    UNSUPPORTED_HERE = "HW208"
+    NOT_INSTALLED = "HW209"
+    CANNOT_START = "HW301"
+    RANK_VARIABLES = "HW302"
+    OTHER_VERSION = "HW303"
+    NO_CONNECTION = "HW304"
+    REFUSED = "HW305"
+    KEY = "HW306"
+    PORT = "HW307"
+    SSH = "HW308"
+    SLURM_STEP = "HW309"
+    JOB = "HW310"
+    NO_RUN = "HW311"
+    NO_LAUNCH = "HW312"
+    NO_ESTIMATE = "HW313"
+    NO_CHECKPOINT = "HW401"
+    DAMAGED = "HW402"
+    MISMATCH = "HW403"
+    NOT_SHARED = "HW404"
+    CHECKPOINT_EXISTS = "HW405"
+    UNSAVABLE = "HW406"
+    PICKLED = "HW407"
+    PARTLY_RESTORED = "HW408"
+    NO_FOLDER = "HW409"
+    BAD_ARGUMENT = "HW501"
+    WRONG_TYPE = "HW502"
+    CONTRADICTION = "HW503"
+    CONTRADICTS_RUN = "HW504"
+    UNSUPPORTED = "HW505"
+    CALLS_DIFFER = "HW506"
+    TENSORS_DIFFER = "HW507"
+    MODELS_DIFFER = "HW508"
+    NOT_PREPARED = "HW509"
+    CHANGED_LATE = "HW510"
+    NO_GROUP = "HW511"
+    TWO_RUNTIMES = "HW512"
+    NOTEBOOK = "HW513"
+    OUT_OF_MEMORY = "HW514"
+    LOSS = "HW515"
+    ACCUMULATION = "HW516"
+    SHARDING = "HW517"
+    MODEL_DEVICE = "HW518"
+    TRACKER = "HW519"
+    NO_COUNTERPART = "HW520"
+    BATCH_SIZE = "HW601"
+    SHARDED_TWICE = "HW602"
+    DATA_DIFFERS = "HW603"
+    METRICS = "HW604"
+    UNSHARDABLE = "HW605"
 
 
 class Problem(NamedTuple):
@@ -72,16 +123,21 @@ class Problem(NamedTuple):
     what: str  # a sentence with the offending value
     where: str  # the file and line, variable, flag or call that the value came from
     fix: str  # a command or change that solves it
+    code: str | None  # one of `Code`; None for the failure of a script
     details: str = ""  # shown between what and where: a traceback
-    code: Code | None = None  # identifies the problem to code that handles it
     names: tuple[str, ...] = ()  # settings, first the one to change; env.NAME is a variable
     is_of_machine: bool = False  # the request may work on another machine
+
+    @property
+    def title(self) -> str:
+        """The first line: the problem and its id."""
+        return f"{self.what} [{self.code}]" if self.code else self.what
 
     @property
     def without_fix(self) -> str:
         """The problem and its origin."""
         details = "".join(f"\n  {line}".rstrip() for line in self.details.splitlines())
-        return f"{self.what}{details}\n  from: {self.where}"
+        return f"{self.title}{details}\n  from: {self.where}"
 
     def __str__(self) -> str:
         return f"{self.without_fix}\n  fix:  {self.fix}"
@@ -94,6 +150,7 @@ class HeadwayError(Exception):
         what: a sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
         fix: a command or change that solves it.
+        code: the id of the cause, one of `Code`, which `headway explain` explains, or None.
 
     Examples:
         >>> from headway import Accelerator, HeadwayError
@@ -107,8 +164,10 @@ class HeadwayError(Exception):
     exit_code: int = 1
     note: str = ""  # one more line, after the problems
 
-    def __init__(self, what: str, *, where: str, fix: str, details: str = "") -> None:
-        self.problems: tuple[Problem, ...] = (Problem(what, where, fix, details),)
+    def __init__(
+        self, what: str, *, where: str, fix: str, code: str | None, details: str = ""
+    ) -> None:
+        self.problems: tuple[Problem, ...] = (Problem(what, where, fix, code, details),)
         super().__init__(str(self.problems[0]))
 
     @classmethod
@@ -116,13 +175,14 @@ class HeadwayError(Exception):
         """Return one error that reports all `problems` (at least one).
 
         Examples:
-            >>> from headway.errors import HeadwayError, Problem
-            >>> batch = Problem("batch is -1", where="flag --batch", fix="pass --batch 1")
-            >>> workers = Problem("workers is -1", where="flag --workers", fix="pass --workers 1")
-            >>> len(HeadwayError.of([batch, workers]).problems)
-            2
+            >>> from headway.errors import Code, HeadwayError, Problem
+            >>> batch = Problem("batch is -1", "flag --batch", "pass --batch 1", Code.BAD_VALUE)
+            >>> two = HeadwayError.of([batch, batch._replace(what="batch is 0.5")])
+            >>> str(two).splitlines()[0]
+            'batch is -1 [HW002]'
         """
-        error = cls(problems[0].what, where=problems[0].where, fix=problems[0].fix)
+        first = problems[0]
+        error = cls(first.what, where=first.where, fix=first.fix, code=first.code)
         error.problems = tuple(problems)
         error.args = ("\n".join(str(problem) for problem in problems),)
         return error
@@ -152,7 +212,7 @@ class WorkerFailed(LaunchError):
     def __init__(
         self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
     ) -> None:
-        super().__init__(what, where=where, fix=fix, details=details)
+        super().__init__(what, where=where, fix=fix, code=None, details=details)
         self.exit_code = exit_code
 
 

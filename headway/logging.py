@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.distributed.call_barrier import barrier
 from headway.distributed.world import group_device, rank_and_size_without_group, require_group
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.run_contract import read_log_level
 
 
@@ -45,6 +45,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
                 f"{level!r} is not a level of the logging module",
                 where=where,
                 fix="use DEBUG, INFO, WARNING, ERROR or CRITICAL",
+                code=Code.BAD_ARGUMENT,
             ) from None
         logging.root.setLevel(level.upper())
     return MultiProcessAdapter(logger, {})

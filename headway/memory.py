@@ -13,7 +13,7 @@ import torch
 from headway.devices.table import KINDS, extension_kinds
 from headway.distributed.call_barrier import call_barrier
 from headway.distributed.handler import checked
-from headway.errors import OutOfMemory, UsageError, WrongType
+from headway.errors import Code, OutOfMemory, UsageError, WrongType
 
 T = TypeVar("T")
 
@@ -161,6 +161,7 @@ def find_executable_batch_size(
             f"{function.__name__}() ran out of memory with every batch size until it reached 0",
             where=f"the script's {CALL}",
             fix="use a smaller model, shorter inputs, or a device with more memory",
+            code=Code.OUT_OF_MEMORY,
         )
 
     return attempt
@@ -172,6 +173,7 @@ def _check_decreases(before: int, size: int) -> None:
             f"memory ran out with batch size {before}, but the next batch size is {size}",
             where=f"the script's {CALL}",
             fix="pass a factor below 1, or a reduce_batch_size_fn that returns decreasing sizes",
+            code=Code.BAD_ARGUMENT,
         )
 
 
@@ -182,6 +184,7 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
             f"{function.__name__}() has no parameter for the batch size",
             where=f"the script's {CALL}",
             fix=f"write `def {function.__name__}(batch_size):`",
+            code=Code.WRONG_TYPE,
         )
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     if len(parameters) > len(args) or takes_any:
@@ -193,6 +196,7 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
         f" size, but {len(args)} were given",
         where=f"the script's call of {function.__name__}(...)",
         fix=f"omit the batch size: {function.__name__}({call})",
+        code=Code.WRONG_TYPE,
     )
 
 
@@ -217,5 +221,6 @@ def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
             where=error.problems[0].where,
             fix="pass a smaller starting_batch_size: ranks can only retry together if memory runs"
             " out on all of them, or outside of collectives",
+            code=Code.OUT_OF_MEMORY,
         ) from None
     return None if differ else result

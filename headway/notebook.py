@@ -31,7 +31,7 @@ from headway.devices.table import KINDS
 from headway.distributed.handler import check_range, checked
 from headway.distributed.process import patch_environment
 from headway.distributed.world import leave_world
-from headway.errors import UsageError, WorkerFailed
+from headway.errors import Code, UsageError, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.run_contract import VARIABLE, RunContract, encode, read_ranks
 from headway.state import AcceleratorState
@@ -131,12 +131,14 @@ def _check_process(num_processes: int) -> None:
             "this process is already a rank, or has a process group",
             where=where,
             fix="run the notebook or script without `headway launch`, and restart the kernel",
+            code=Code.NOTEBOOK,
         )
     for label in [kind.label for kind in KINDS.values() if kind.is_in_use()]:  # pragma: needs a GPU
         raise UsageError(
             f"this process has initialized {label}, which forked ranks cannot use",
             where=where,
             fix=f"restart the kernel, and use {label} only in the launched function",
+            code=Code.NOTEBOOK,
         )
 
 

@@ -19,7 +19,7 @@ from headway.distributed.world import (
     join_world,
     leave_world,
 )
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.run_contract import read_run
 from headway.precision.precision import CLASSES, Precision
 from headway.strategies.compilation import TorchDynamoPlugin
@@ -348,4 +348,5 @@ def _cannot_change(argument: str, now: str, state: str) -> UsageError:
         f"{state}({argument}) contradicts the state of this process: {now}",
         where=f"the script's {state}(...)",
         fix=f"pass {argument} to the first {state} or Accelerator of the script",
+        code=Code.CONTRADICTS_RUN,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, did_you_mean
 
 SUBCOMMANDS = {  # name: (function, help)
     "show": ("config.show.show", "print every setting and its value; with --origin, its origin"),
@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
             + (f"; did you mean {close!r}?" if close else ""),
             where="the command line",
             fix="run `headway config --help` to list the subcommands",
+            code=Code.COMMAND_LINE,
         )
     module, _, function = SUBCOMMANDS[word][0].rpartition(".")
     exit_code: int = getattr(import_module(f"headway.commands.{module}"), function)(rest)

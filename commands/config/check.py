@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from headway.commands.flags import Parser
-from headway.errors import ConfigError, HeadwayError, Problem
+from headway.errors import Code, ConfigError, HeadwayError, Problem
 from headway.ipc.origin import Layer, Origin
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
@@ -43,6 +43,7 @@ def validate(argv: Sequence[str]) -> int:
             where=f"{shown(choose_profile(parsed.profile).path)}, and headway.yaml in this folder "
             "or above",
             fix="run `headway config` to write a profile, or pass a file",
+            code=Code.UNREADABLE,
         )
     valid = [is_valid([path], machine) for path in paths]
     if not files and len(paths) > 1 and all(valid):  # a launch reads them together
@@ -97,26 +98,24 @@ def with_idle_gpus(machine: Machine) -> Machine:
 
 def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
     """Parse assignments such as `num_processes=2`; raise all errors at once."""
-    where = str(origin)
-    problems = []
+    found: list[tuple[str, str, str]] = []  # what, fix and code
     values: dict[str, Raw] = {}
     for word in words:
         key, equals, raw = word.partition("=")
         if any("\ud800" <= char <= "\udfff" for char in word):  # undecodable bytes
-            problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
+            found.append((f"{word!r} is not UTF-8", "write it as text", Code.BAD_VALUE))
         elif not equals:
             name = word if word.partition(".")[0] in TABLE else "KEY"
-            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {name}=VALUE"))
+            found.append((f"{word!r} is not KEY=VALUE", f"write {name}=VALUE", Code.BAD_VALUE))
         elif key in values:
-            problems.append(Problem(f"{key} is set twice", where, "remove one of them"))
+            found.append((f"{key} is set twice", "remove one of them", Code.DUPLICATE_KEY))
         if equals:
             values[key] = raw
     if "env" in values:
-        problems += [
-            Problem(f"{key} is set twice: env sets all variables", where, "remove one of them")
-            for key in values
-            if key.startswith("env.")
-        ]
+        twice, fix = "is set twice: env sets all variables", "remove one of them"
+        others = [key for key in values if key.startswith("env.")]
+        found += [(f"{key} {twice}", fix, Code.DUPLICATE_KEY) for key in others]
+    problems = [Problem(what, str(origin), fix, code) for what, fix, code in found]
     return checked_values({key: Entry(raw, origin) for key, raw in values.items()}, problems)
 
 

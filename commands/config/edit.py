@@ -7,7 +7,7 @@ from functools import reduce
 
 from headway.commands.config.check import assignments, launch_problems
 from headway.commands.flags import Parser
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import masked_value
 from headway.ipc.stderr import log
@@ -96,7 +96,7 @@ def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
     if key == "version":
         what = "version cannot be removed"
     fix = "run `headway config show --origin` to see where each value comes from"
-    return Problem(what, "the command line", fix)
+    return Problem(what, "the command line", fix, code=Code.COMMAND_LINE)
 
 
 def apply(

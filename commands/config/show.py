@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.tables import print_table
-from headway.errors import ConfigError, Problem, did_you_mean
+from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.ipc.origin import Layer
 from headway.ipc.secrets import masked_value
 from headway.ipc.stderr import log
@@ -82,6 +82,7 @@ def get(argv: Sequence[str]) -> int:
             f"{name!r} is not a setting" if name else "no setting given",
             where="the command line",
             fix=f"run `headway config {f'get {close}' if close else 'show'}`",
+            code=Code.COMMAND_LINE,
         )
     print(text_of(_resolved(parsed)[0].values[name].value))
     return 0

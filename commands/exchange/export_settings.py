@@ -14,7 +14,7 @@ from headway.commands.exchange.kubernetes_export import (
     to_kubernetes,
 )
 from headway.commands.flags import Parsed, Parser, machine_from_flags
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import log
 from headway.launcher.clusters.cluster_settings import cluster_layer
@@ -92,6 +92,7 @@ def _assignment(name: str, settings: Settings, style: str) -> str:
             f"{name} contains a line break, which an env file cannot express",
             where=str(settings.origin(name)),
             fix="use --format sh",
+            code=Code.BAD_VALUE,
         )
     return f"{TABLE[name].variable}={text}"
 

@@ -11,7 +11,7 @@ from headway.commands.config.check import SCRIPT, checked_values
 from headway.commands.config.edit import apply, set_all
 from headway.commands.flags import Parser
 from headway.devices.table import CUDA, KINDS, MPS
-from headway.errors import ConfigError, Problem
+from headway.errors import Code, ConfigError, Problem
 from headway.ipc.choices import DDP, FSDP, HSDP
 from headway.ipc.choices import SHARDING_SETTINGS as OF_STRATEGIES
 from headway.ipc.origin import Layer, Origin
@@ -61,7 +61,9 @@ _SAME_HERE = {  # key of fsdp_config: values without an effect in Headway
     "fsdp_forward_prefetch": ("false",),
     "fsdp_backward_prefetch": ("backward_pre", "no_prefetch"),
 }
-_LOSES = "training would differ: Headway supports DDP and FSDP, in fp32, fp16 or bf16, but not"
+_LOSES = (
+    "training would differ: Headway supports DDP and FSDP in fp32, fp16 and bf16, not these keys"
+)
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
 
@@ -89,7 +91,9 @@ def import_file(argv: Sequence[str]) -> int:
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost:
         fix = "import a copy of the file without these keys, if training may differ"
-        raise ConfigError.of([Problem(_LOSES, where, fix, details="\n".join(imported.lost))])
+        raise ConfigError.of(
+            [Problem(_LOSES, where, fix, details="\n".join(imported.lost), code=Code.BAD_FILE)]
+        )
 
     def merged(text: str) -> str:
         before = parse_profile(text, path, Layer.PROFILE) if text else {}
@@ -114,8 +118,8 @@ def _texts_at(node: Any, where: str) -> Any:
     for key, value in node.value:
         if key.id != "scalar" or key.value in found:
             what = f"duplicate key {key.value!r}" if key.id == "scalar" else "a key is not a scalar"
-            line = key.start_mark.line + 1
-            raise ConfigError(what, where=f"{where}, line {line}", fix="correct it in that file")
+            at, fix = f"{where}, line {key.start_mark.line + 1}", "correct it in that file"
+            raise ConfigError(what, where=at, fix=fix, code=Code.DUPLICATE_KEY)
         found[key.value] = _texts_at(value, where)
     return found
 
@@ -137,6 +141,7 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
             "it sets neither compute_environment nor distributed_type",
             where=where,
             fix="pass a file that `accelerate config` wrote",
+            code=Code.BAD_FILE,
         )
     file = _File(_without_nulls(config), where)
     file.choice("compute_environment", ("LOCAL_MACHINE",), "LOCAL_MACHINE")
@@ -180,12 +185,14 @@ def _machines(file: _File, kind: str) -> dict[str, Raw]:
             f"num_processes ({total}) is not divisible by num_machines ({machines})",
             where=file.where,
             fix="import a file for one machine, and set num_processes on each machine",
+            code=Code.BAD_FILE,
         )
     if "main_process_ip" not in file.left:
         raise ConfigError(
             f"num_machines is {machines}, but main_process_ip is not set",
             where=file.where,
             fix="add `main_process_ip: HOST` to that file, the name or IP address of machine 0",
+            code=Code.BAD_FILE,
         )
     values: dict[str, Raw] = {"num_machines": str(machines)}
     if total is not None:
@@ -257,6 +264,7 @@ class _File:
             f"invalid value {value!r} for {key}: must be {expected}",
             where=self.where,
             fix=f"correct {key} in that file",
+            code=Code.BAD_VALUE,
         )
 
 

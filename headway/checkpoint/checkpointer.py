@@ -26,7 +26,7 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.schedule import RECORD_FILE, Schedule
 from headway.distributed.call_barrier import call_barrier
 from headway.distributed.world import rank_and_size, require_group
-from headway.errors import CheckpointError, UsageError
+from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
 from headway.ipc.stderr import log, log_once
@@ -219,6 +219,7 @@ class Checkpointer:
                 f"{', '.join(without)}: missing state_dict() or load_state_dict()",
                 where="the script's register_for_checkpointing(...)",
                 fix="implement both methods",
+                code=Code.UNSAVABLE,
             )
         self.training.registered.extend(objects)
 
@@ -245,6 +246,7 @@ class Checkpointer:
                     " its shard of the model",
                     where=f"rank {rank_and_size()[0]}",
                     fix="change the hook's list of weights in the same way on every rank",
+                    code=Code.MODELS_DIFFER,
                 )
 
         if not self._save_hooks:
@@ -292,6 +294,7 @@ class Checkpointer:
                 f"{method}() needs a project folder for its checkpoints",
                 where=f"the script's {method}()",
                 fix='pass Accelerator(project_dir="runs/my_run"), one folder per training',
+                code=Code.NO_FOLDER,
             )
         return Path(folder).expanduser()
 
@@ -305,6 +308,7 @@ class Checkpointer:
                 where=str(folder),
                 fix="resume from it with load_state(), use another project_dir, or set"
                 " accelerator.project_configuration.iteration",
+                code=Code.CHECKPOINT_EXISTS,
             )
         return folder
 
@@ -320,6 +324,7 @@ class Checkpointer:
                 "no checkpoint found",
                 where=str(parent),
                 fix="call save_state() before load_state()",
+                code=Code.NO_CHECKPOINT,
             )
         return newest
 
@@ -331,6 +336,7 @@ def _given(folder: Folder, method: str) -> Path:
             where=f"the script's {method}()",
             fix=f"call {method}(folder), or pass Accelerator(project_config=ProjectConfiguration("
             "project_dir=..., automatic_checkpoint_naming=True))",
+            code=Code.NO_FOLDER,
         )
     return Path(folder).expanduser()
 

@@ -17,7 +17,7 @@ import torch
 
 from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.run_contract import Ranks, read_ranks
 
@@ -221,6 +221,7 @@ def convert_file_size_to_int(size: int | str) -> int:
             f"invalid size {size!r}",
             where="max_shard_size",
             fix='pass an integer number of bytes, or a string such as "5GB" or "500MiB"',
+            code=Code.BAD_ARGUMENT,
         )
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
@@ -231,6 +232,7 @@ def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> N
             f"{str(folder)!r} is a file",
             where="save_directory",
             fix="pass an existing or new folder",
+            code=Code.BAD_ARGUMENT,
         )
     for name, tensor in state_dict.items():
         if isinstance(tensor, torch.Tensor) and tensor.is_meta:
@@ -238,12 +240,14 @@ def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> N
                 f"{name} is on the meta device, without data",
                 where="the model to save",
                 fix="load the weights before saving the model",
+                code=Code.MODEL_DEVICE,
             )
         if only_tensors and not isinstance(tensor, torch.Tensor):
             raise UsageError(
                 f"{name} is a {type(tensor).__name__}, but safetensors supports only tensors",
                 where="the model to save",
                 fix="pass safe_serialization=False",
+                code=Code.UNSAVABLE,
             )
 
 

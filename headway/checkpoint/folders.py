@@ -33,7 +33,7 @@ from headway.checkpoint.manifest import (
     unlisted_files,
     verify,
 )
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent
 from headway.ipc.stderr import log, shown
 
@@ -75,6 +75,7 @@ def create_pending(target: Path) -> Path:
             "a checkpoint replaces its folder, but this path has no name",
             where=str(target),
             fix="pass the path of a subfolder",
+            code=Code.BAD_ARGUMENT,
         )
     pending = _temporary_path(target, "tmp")
     try:
@@ -85,6 +86,7 @@ def create_pending(target: Path) -> Path:
             f"the checkpoint cannot be written: {error.strerror}",
             where=str(pending),
             fix="save to a writable folder on a disk with free space",
+            code=Code.UNWRITABLE,
         ) from None
     return pending
 
@@ -99,6 +101,7 @@ def require_shared(pending: Path) -> None:
             "a rank cannot see the folder in which rank 0 writes the checkpoint",
             where=str(pending),
             fix="save to the same folder on all ranks, on a disk shared by all machines",
+            code=Code.NOT_SHARED,
         )
 
 
@@ -118,6 +121,7 @@ def commit(pending: Path, target: Path) -> None:
             f"the checkpoint was written, but cannot be renamed: {error.strerror}",
             where=str(target),
             fix="save to another folder",
+            code=Code.UNWRITABLE,
         ) from None
 
 
@@ -176,6 +180,7 @@ def keep_unlisted(target: Path, pending: Path) -> None:
             f"cannot keep a file in the checkpoint's folder: {error.strerror}",
             where=str(error.filename or target),
             fix="save to another folder",
+            code=Code.UNWRITABLE,
         ) from None
 
 
@@ -212,7 +217,7 @@ def recover(target: Path) -> None:
             problem = error.problems[0]
     if problem and not complete:  # of the checkpoint to be replaced
         fix = f"move {candidate} away to use earlier checkpoints, if any"
-        raise CheckpointError(problem.what, where=problem.where, fix=fix)
+        raise CheckpointError(problem.what, where=problem.where, fix=fix, code=problem.code)
     try:
         os.rename(max(complete)[1], target)
         _flush(target.parent)
@@ -222,6 +227,7 @@ def recover(target: Path) -> None:
             f" {error.strerror}",
             where=str(target),
             fix=f"run `headway checkpoint verify {target}` as a user with write permission",
+            code=Code.UNWRITABLE,
         ) from None
 
 
@@ -302,6 +308,7 @@ def paths_in(folder: Path) -> list[Path]:
             f"the folder cannot be read: {getattr(error, 'strerror', None) or error}",
             where=shown(str(folder)),
             fix="pass a readable folder or a new path",
+            code=Code.UNREADABLE,
         ) from None
 
 

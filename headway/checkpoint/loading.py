@@ -16,7 +16,7 @@ from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent
 
 
@@ -51,6 +51,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
                 where=f"rank {rank}, {folder}",
                 fix="load the same folder on all ranks, from a disk shared by all machines, and do"
                 " not save or prune there in another run; then load again",
+                code=Code.NOT_SHARED,
             )
 
     def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:
@@ -115,6 +116,7 @@ def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
                 fix=f"select a model with --model, from 0 to {len(models) - 1}"
                 if models
                 else "export a checkpoint that includes model weights",
+                code=Code.COMMAND_LINE,
             )
         weights = original_names(models[number or 0])
         tensors = {name: t for name, t in weights.items() if isinstance(t, torch.Tensor)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent, open_regular, read_plain
 from headway.ipc.stderr import shown
 from headway.ipc.typed import plain, read
@@ -135,6 +135,7 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
         "the checkpoint has no manifest" if is_folder else "the checkpoint does not exist",
         where=shown(str(path if is_folder else folder)),
         fix="pass the folder of a checkpoint; `headway checkpoint ls` lists them",
+        code=Code.NO_CHECKPOINT,
     )
 
 
@@ -147,6 +148,7 @@ def _require_known_format(fields: Any, path: Path) -> None:
             f" this version reads format {FORMAT}",
             where=shown(str(path)),
             fix="load it with the version of Headway that wrote it",
+            code=Code.OTHER_VERSION,
         )
 
 
@@ -173,6 +175,7 @@ def verify(folder: Path) -> Manifest:
         f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was read",
         where=shown(str(folder)),
         fix="do not save to the same folder in another run while this runs",
+        code=Code.NOT_SHARED,
     )
 
 
@@ -223,6 +226,7 @@ def _permission_error(path: Path, error: PermissionError) -> CheckpointError:
         f"the checkpoint cannot be read: {error.strerror}",
         where=shown(str(path)),
         fix="run this as a user with read permission, or ask the owner for it (chmod)",
+        code=Code.UNREADABLE,
     )
 
 
@@ -235,4 +239,5 @@ def unusable(what: str, where: Path) -> CheckpointError:
         what,
         where=shown(str(where)),
         fix="load another checkpoint; `headway checkpoint ls` lists them",
+        code=Code.DAMAGED,
     )

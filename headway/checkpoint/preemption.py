@@ -33,7 +33,7 @@ from headway.checkpoint.schedule import (
 )
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.call_barrier import call_barrier
-from headway.errors import CheckpointError, Problem, UsageError
+from headway.errors import CheckpointError, Code, Problem, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
@@ -232,6 +232,7 @@ class Preemption:
                 "checkpoint(every=...) saves between optimizer steps, but no optimizer is prepared",
                 where=f"the script's checkpoint(every={every!r})",
                 fix="prepare the optimizer, or check accelerator.should_stop and call checkpoint()",
+                code=Code.NOT_PREPARED,
             )
         step = self._training.steps_done
         is_due, due = self._is_due(step), self._training.run.checkpoint
@@ -349,6 +350,7 @@ class Preemption:
                 where=found[0],
                 fix="call accelerator.resume() after prepare() to resume from them, or pass another"
                 " project_dir",
+                code=Code.CHECKPOINT_EXISTS,
             )
 
     def _require_positions(self) -> None:
@@ -358,6 +360,7 @@ class Preemption:
                 where="the script's resume()",
                 fix="use `from headway import Accelerator`; or load_state() instead of resume(),"
                 " and skip_first_batches() in the epoch in which it was saved",
+                code=Code.UNSUPPORTED,
             )
 
     def _require_prepared_before(self) -> None:
@@ -370,6 +373,7 @@ class Preemption:
                 where="the script's resume()",
                 fix="call accelerator.resume() after every prepare() and"
                 " register_for_checkpointing()",
+                code=Code.NOT_PREPARED,
             )
 
 
@@ -408,6 +412,7 @@ def _select_checkpoint(
                 where=f"{project}, requested by {settings.where('resume')}",
                 fix="remove it: accelerator.resume() resumes from the newest checkpoint if there is"
                 " one, and otherwise starts from the beginning",
+                code=Code.NO_CHECKPOINT,
             )
         return None, []
     if not fall_back:
@@ -421,6 +426,7 @@ def _select_checkpoint(
             + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(errors)),
             where=str(project),
             fix="move them away to start from the beginning",
+            code=Code.DAMAGED,
         )
     return str(complete), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
 
@@ -478,4 +484,5 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
         fix = "do not save to or prune this project folder in another run, then run again"
     elif other is not None:
         fix = f"use accelerator.resume(fall_back=True) to resume from {other}; or move {path} away"
-    raise CheckpointError(what, where=problem.where, fix=fix) from None
+    code = problem.code if exists else Code.NOT_SHARED
+    raise CheckpointError(what, where=problem.where, fix=fix, code=code) from None

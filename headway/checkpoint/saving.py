@@ -34,7 +34,7 @@ from headway.checkpoint.manifest import (
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError, HeadwayError
+from headway.errors import CheckpointError, Code, HeadwayError
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
 
@@ -194,8 +194,8 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         result = step()
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
         failed = _error_fields(error)
-    for what, where, fix in filter(None, _gather(failed, group)):
-        raise CheckpointError(what, where=where, fix=fix)
+    for what, where, fix, code in filter(None, _gather(failed, group)):
+        raise CheckpointError(what, where=where, fix=fix, code=code)
     return result  # type: ignore[return-value]
 
 
@@ -217,15 +217,16 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     return values
 
 
-def _error_fields(error: Exception) -> tuple[str, str, str]:
-    """Return an error's what, where and fix, to send to other ranks."""
+def _error_fields(error: Exception) -> tuple[str, str, str, str | None]:
+    """Return an error's what, where, fix and code, to send to other ranks."""
     if isinstance(error, HeadwayError):
         problem = error.problems[0]
-        return problem.what, problem.where, problem.fix
+        return problem.what, problem.where, problem.fix, problem.code
     where = getattr(error, "filename", None)
     cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return (
         f"the checkpoint failed: {cause}",
         f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
         "fix the cause and save again; older checkpoints are intact",
+        Code.UNWRITABLE,
     )

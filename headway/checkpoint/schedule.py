@@ -6,7 +6,7 @@ import math
 import time
 from typing import NamedTuple
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 RECORD_FILE = "record.json"
 """File name of a `TrainingRecord` in a checkpoint."""
@@ -113,4 +113,5 @@ def interval_of(every: int | str | None) -> Interval:
             where=f"the script's checkpoint(every={every!r})",
             fix="pass a number of optimizer steps (every=100), a duration (every='10m'), or"
             " every='auto'",
+            code=Code.BAD_ARGUMENT,
         ) from None

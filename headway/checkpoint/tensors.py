@@ -38,7 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.manifest import unusable
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 from headway.ipc.typed import read
 
 INDEX = "index.json"
@@ -95,6 +95,7 @@ def save_tensors(
             where=str(cause.filename or folder),
             fix="check that the disk works and has free space, or save elsewhere; older checkpoints"
             " are intact",
+            code=Code.UNWRITABLE,
         ) from None
     # the index is first written under a temporary name
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
@@ -238,12 +239,14 @@ def _require_match(
             f"{name!r} of this run is missing in the checkpoint",
             where=str(folder),
             fix="load a checkpoint with the same models, optimizers and schedulers",
+            code=Code.MISMATCH,
         )
     if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
         raise CheckpointError(
             f"{name} is {described(saved)} in the checkpoint and {described(wanted)} in this run",
             where=str(folder),
             fix="load a checkpoint of a model with the same sizes and dtype",
+            code=Code.MISMATCH,
         )
 
 

@@ -28,7 +28,7 @@ from headway.checkpoint.values import encode
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import are_generator_states, generator_states, set_generator_states
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError, UsageError
+from headway.errors import CheckpointError, Code, UsageError
 from headway.strategies.weights import saved_buffers
 from headway.training.optimizer import (
     Groups,
@@ -115,9 +115,8 @@ class SavedState:
             raise self.mismatch_error(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
 
     def mismatch_error(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
-        return CheckpointError(
-            f"the checkpoint does not match this run: {what}", where=str(self.folder), fix=fix
-        )
+        what = f"the checkpoint does not match this run: {what}"
+        return CheckpointError(what, where=str(self.folder), fix=fix, code=Code.MISMATCH)
 
     def check(self) -> None:
         """Raise CheckpointError unless all parts except the models match; nothing changes."""
@@ -169,6 +168,7 @@ class SavedState:
                     where=f"rank {rank}, {self.folder}",
                     fix="fix its load_state_dict() and restart the script, which would otherwise"
                     " train with a mixture of two states",
+                    code=Code.PARTLY_RESTORED,
                 ) from cause
 
     def _restore_parts(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
@@ -328,6 +328,7 @@ class RegisteredObjects(_Objects):
                 "a registered object was pickled, and unpickling can run arbitrary code",
                 where=str(checkpoint.folder),
                 fix="if you trust the source of the file, use load_state(..., allow_pickle=True)",
+                code=Code.PICKLED,
             )
         return pickle.loads(saved["pickle"])
 
@@ -651,6 +652,7 @@ def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
             f" {type(error).__name__}: {error}",
             where=f"{type(obj).__qualname__}.state_dict()",
             fix="return only tensors, numbers, strings, lists, tuples and dicts from state_dict()",
+            code=Code.UNSAVABLE,
         ) from None
 
 

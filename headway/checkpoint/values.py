@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 
 Json = Any
 _MAX_DEPTH = 100
@@ -84,6 +84,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
             f"{name} is {odd}, which cannot be saved",
             where="the state_dict() that returns it",
             fix="return dense tensors with data from state_dict(), such as its components",
+            code=Code.UNSAVABLE,
         )
     return tensor
 
@@ -121,6 +122,7 @@ def _too_deep(name: str) -> CheckpointError:
         " contains itself",
         where="the state_dict() that returns it",
         fix="return a flatter value without cycles from state_dict()",
+        code=Code.UNSAVABLE,
     )
 
 
@@ -144,6 +146,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
         where="the state_dict() that returns it",
         fix="return only tensors, numbers, strings, lists, tuples and dicts from state_dict(), and"
         " rebuild the object from them in load_state_dict()",
+        code=Code.UNSAVABLE,
     )
 
 

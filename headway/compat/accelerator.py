@@ -18,7 +18,7 @@ from headway.distributed.collectives import Reduction
 from headway.distributed.handler import checks
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.stderr import log
 from headway.training.arguments import Arguments
 from headway.training.metrics import gather_for_metrics
@@ -119,6 +119,7 @@ def _accepted(arguments: Arguments) -> Arguments:
                 f"{name} is not supported by loaders with Accelerate's behavior",
                 where="the script's Accelerator(...) of headway.compat",
                 fix=f"use `from headway import Accelerator`, or remove {name}",
+                code=Code.UNSUPPORTED,
             )
     if arguments.split_batches and rank_and_size_without_group()[0] == 0:
         log(

@@ -29,7 +29,7 @@ from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.rng import synchronize_rng_states
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import DATA, SCRIPT
 from headway.state import GradientState
@@ -340,6 +340,7 @@ def prepare_data_loader(
             "dispatch_batches=True needs put_on_device=True",
             where="the script's prepare_data_loader(...)",
             fix="add put_on_device=True, or remove dispatch_batches",
+            code=Code.CONTRADICTION,
         )
     options, source = _options_of(dataloader)
     if use_seedable_sampler:
@@ -379,6 +380,7 @@ def _share_of(
                 "batch_size=None yields single samples, which cannot be sharded in batches",
                 where="the script's data loader",
                 fix="pass a batch_size, or a BatchSampler as sampler",
+                code=Code.BATCH_SIZE,
             )
         return {source: BatchSamplerShard(given, num_ranks, rank, split, even)}
     datasets = sys.modules.get("datasets")  # Hugging Face's; its streams may be sharded
@@ -438,6 +440,7 @@ def _stateful_class() -> Any:
             "use_stateful_dataloader=True needs torchdata, which is not installed",
             where="the script's DataLoaderConfiguration(...)",
             fix="`pip install torchdata`, or remove use_stateful_dataloader",
+            code=Code.NOT_INSTALLED,
         ) from None
     return StatefulDataLoader
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.migration.mapping import COMPAT, ORIGINAL, headway_path, is_module, joined, names_in
 from headway.migration.missing import feature_of_name, placeholder_class, raise_missing
 
@@ -105,12 +105,14 @@ def replace_accelerate() -> None:
             fix="call it before the first import of accelerate, and of libraries that import it"
             " (trl, peft, diffusers), or start the script with"
             " `headway launch --replace-accelerate`",
+            code=Code.TWO_RUNTIMES,
         )
     if find_spec(ORIGINAL) is None:
         raise UsageError(
             "accelerate is not installed, so it cannot be replaced",
             where="replace_accelerate",
             fix="`pip install accelerate`; or change the script's imports with `headway adopt`",
+            code=Code.NOT_INSTALLED,
         )
     sys.meta_path.insert(0, _Replacement())
 

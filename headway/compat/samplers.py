@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 
 @dataclass(eq=False)
@@ -137,6 +137,7 @@ def require_multiple(batch_size: int | None, num_processes: int) -> None:
             f" {num_processes} processes",
             where="the script's data loader",
             fix=f"set its batch_size to a multiple of {num_processes}",
+            code=Code.BATCH_SIZE,
         )
 
 

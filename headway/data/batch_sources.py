@@ -25,7 +25,7 @@ from headway.data.script_loaders import batch_size_of, changed, is_plain, len_of
 from headway.data.seeds import SeededIndices
 from headway.distributed.call_barrier import call_barrier
 from headway.distributed.nested import for_each_tensor, leaves
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 Item = tuple[Any, GlobalBatch]  # with this rank's batch
 Parts = tuple[list[Any], GlobalBatch]  # with the batches read on this rank, for any ranks
@@ -385,6 +385,7 @@ def size_of(batch: Any) -> int:
             "a rank has no batches, but other ranks do",
             where=LOOP,
             fix="provide data on each rank, or prepare the full dataset on all ranks",
+            code=Code.DATA_DIFFERS,
         )
     return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
 
@@ -412,6 +413,7 @@ def require_same(**facts: object) -> None:
             " first, and seed your own generators, such as random.Random(0) in a sampler; or, if"
             " each rank reads its own part, pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(already_sharded=True))",
+            code=Code.DATA_DIFFERS,
         )
 
 

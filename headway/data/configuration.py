@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler
 
 from headway.data.script_loaders import batch_size_of, changed, distributed_sampler_of, is_plain
 from headway.distributed.handler import check_call, check_range
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 
 @dataclass
@@ -77,12 +77,14 @@ def check_configuration(config: DataLoaderConfiguration) -> None:
             f"{other} cannot be used with {own}=True, where each rank reads its own data",
             where="the script's DataLoaderConfiguration(...)",
             fix=f"remove {own} or {other}",
+            code=Code.CONTRADICTION,
         )
     if config.data_seed is not None and not config.use_seedable_sampler:
         raise UsageError(
             f"data_seed={config.data_seed} has an effect only with use_seedable_sampler=True",
             where="the script's DataLoaderConfiguration(...)",
             fix="add use_seedable_sampler=True; or remove data_seed, and call set_seed(...)",
+            code=Code.CONTRADICTION,
         )
 
 
@@ -100,6 +102,7 @@ def merged_configuration(
             f"both global_batch_size={size} and split_batches=True define a loader's batch size",
             where="the script's Accelerator(...)",
             fix="pass only global_batch_size",
+            code=Code.CONTRADICTION,
         )
     return replace(config, split_batches=True)
 
@@ -115,6 +118,7 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
             where="the script's Accelerator(global_batch_size=...)",
             fix=f"pass a multiple of {parts}, such as global_batch_size={above}, or change"
             " num_processes or gradient_accumulation_steps",
+            code=Code.BATCH_SIZE,
         )
     return global_batch_size // steps
 
@@ -142,6 +146,7 @@ def with_batches_of_ranks(
         where=f"the script's Accelerator({setting})",
         fix=f"set its batch_size to a multiple of {num_ranks}, without a batch sampler or a custom"
         " __iter__, or do not pass it to prepare()",
+        code=Code.BATCH_SIZE,
     )
 
 
@@ -157,6 +162,7 @@ def check_shardable(loader: Any, config: DataLoaderConfiguration, num_ranks: int
             where="the script's prepare(...)",
             fix="pass shuffle= to the DataLoader instead of a sampler, and prepare() will shard it;"
             " or pass DataLoaderConfiguration(already_sharded=True) and use as many ranks",
+            code=Code.SHARDED_TWICE,
         )
     if num_ranks == 1 or config.already_sharded:
         return
@@ -167,4 +173,5 @@ def check_shardable(loader: Any, config: DataLoaderConfiguration, num_ranks: int
             where="the script's DataLoaderConfiguration(dispatch_batches=False)",
             fix="remove dispatch_batches=False; or do not prepare the loader, and have each rank"
             " read its own data",
+            code=Code.UNSHARDABLE,
         )

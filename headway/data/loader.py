@@ -47,7 +47,7 @@ from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_range, checked
 from headway.distributed.nested import is_on, send_to_device
-from headway.errors import CheckpointError, UsageError
+from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import DATA, SCRIPT
 
@@ -344,6 +344,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                     f" run and {saved} in the checkpoint",
                     where=where,
                     fix=f"{fix}, or load a checkpoint from the end of an epoch",
+                    code=Code.MISMATCH,
                 )
         return True
 
@@ -442,6 +443,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 f"{name} of a prepared DataLoader cannot be changed",
                 where=f"the script's assignment to .{name}",
                 fix=f"set {name} before prepare(), or prepare a new DataLoader",
+                code=Code.CHANGED_LATE,
             )
         super().__setattr__(name, value)
 

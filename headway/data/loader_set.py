@@ -16,7 +16,7 @@ from headway.data.division import Offset
 from headway.data.epochs import Epochs, LoaderIteration
 from headway.data.order import StartPosition
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.stderr import log
 
@@ -220,6 +220,7 @@ class LoaderSet:
                 "run.epochs() was called before: a run can have only one loop over its epochs",
                 where="the script's run.epochs(...)",
                 fix="use a single loop over run.epochs(n), and branch on the epoch number",
+                code=Code.UNSUPPORTED,
             )
         self._is_counting = True
         for number in range(self.epoch or 0, total):

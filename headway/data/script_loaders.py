@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 
 class AttributeProxy:
@@ -77,6 +77,7 @@ def as_plain(loader: Any) -> Any:
             "a StatefulDataLoader loaded a state before it was prepared",
             where="the script's load_state_dict(...)",
             fix="prepare the loader first; save_state() and load_state() include its state",
+            code=Code.NOT_PREPARED,
         )
     plain: DataLoader[Any] = DataLoader(loader.dataset)
     attributes = {name: value for name, value in vars(loader).items() if name in vars(plain)}
@@ -135,5 +136,6 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
             where="the script's DataLoaderConfiguration(...)",
             fix="implement `shard(num_shards=, index=)`, with at least as many shards as ranks,"
             " or remove split_streams: each rank then reads the entire stream",
+            code=Code.UNSHARDABLE,
         )
     return loader

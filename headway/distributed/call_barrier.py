@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from headway.devices.table import kind_of
 from headway.distributed.world import before_leaving, default_store, group_timeout, rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.process_groups import has_exited, process_address, read_groups
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
@@ -309,6 +309,7 @@ class _CallBarriers:
             fix="run this line on all ranks or on none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
             " accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
+            code=Code.CALLS_DIFFER,
         )
 
     def _report(self, where: RankCall, store: Any = None) -> None:

@@ -14,7 +14,7 @@ from headway.distributed.call_barrier import barrier, call_barrier, runs_ahead
 from headway.distributed.handler import check_range, checked
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 Reduction = Literal["sum", "mean", "max", "none"]
 
@@ -234,6 +234,7 @@ def pad_across_processes(
                 f"pad_index is {pad_index}, which {t.dtype} cannot represent",
                 where="the script's pad_across_processes(...)",
                 fix="pass another pad_index, or convert the tensor first: tensor.long()",
+                code=Code.BAD_ARGUMENT,
             )
         if not -t.ndim <= dim < t.ndim or rank_and_size()[1] == 1:
             return t
@@ -312,6 +313,7 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
         f"{all_descriptions[other]} on rank {other}",
         where=f"the script's {operation}(...)",
         fix=_REMEDIES[operation],
+        code=Code.TENSORS_DIFFER,
     )
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_ar
 
 import torch
 
-from headway.errors import UsageError, WrongType
+from headway.errors import Code, UsageError, WrongType
 from headway.ipc.typed import shown, types_of
 
 _CALL = "the script's Accelerator(...)"
@@ -79,6 +79,7 @@ def check_range(
                 f"{name} is {value!r}, not a number {limits}",
                 where=f"the script's {called}(...)",
                 fix=f"pass {name}={min(max(least, 1), most)}, or another number {limits}",
+                code=Code.BAD_ARGUMENT,
             )
 
 
@@ -90,6 +91,7 @@ def check_choice(called: str, choices: Collection[str], fix: str = "", **argumen
                 f"{name} is {value!r}, not one of {', '.join(choices)}",
                 where=f"the script's {called}(...)",
                 fix=fix or f"pass one of them, such as {next(iter(choices))!r}",
+                code=Code.BAD_ARGUMENT,
             )
 
 
@@ -103,6 +105,7 @@ def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
         f"{name} is {shown(value)}, not {kind}",
         where=f"the script's {called.rpartition('.')[2]}(...)",
         fix=fix,
+        code=Code.WRONG_TYPE,
     )
 
 
@@ -203,6 +206,7 @@ class Handlers:
                     f"kwargs_handlers has two {kind.__name__}",
                     where=_CALL,
                     fix="merge their values into a single handler",
+                    code=Code.CONTRADICTION,
                 )
             self._by_kind[kind] = handler
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import UsageError, WrongType
+from headway.errors import Code, UsageError, WrongType
 
 
 def send_to_device(
@@ -80,6 +80,7 @@ def for_each_tensor(
             " nor a list, tuple or mapping of tensors",
             where=f"the script's {strict}(...)",
             fix="pass torch.tensor(...) on accelerator.device, or use gather_object(...)",
+            code=Code.WRONG_TYPE,
         )
     return data
 
@@ -199,6 +200,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         f"concatenate() got {len(data)} objects of type {type(first).__name__}, not tensors",
         where="the script's concatenate(...)",
         fix="pass a list of tensors, or of equally nested lists, tuples and mappings of tensors",
+        code=Code.WRONG_TYPE,
     )
 
 
@@ -225,11 +227,13 @@ def find_batch_size(data: Any) -> int:
             f"only tensors have a batch size, not a {type(leaf).__name__}",
             where="find_batch_size(...)",
             fix="make the first entry of the batch a tensor",
+            code=Code.WRONG_TYPE,
         )
     raise UsageError(
         f"an empty {type(data).__name__} has no batch size",
         where="find_batch_size(...)",
         fix="pass a batch with at least one tensor",
+        code=Code.BAD_ARGUMENT,
     )
 
 

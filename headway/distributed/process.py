@@ -15,7 +15,7 @@ from headway.distributed.call_barrier import barrier, watch
 from headway.distributed.handler import check_range, checks
 from headway.distributed.nested import send_to_device
 from headway.distributed.world import DistributedType, World
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.run_contract import Ranks, read_ranks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -164,6 +164,7 @@ class Process:
                 f"missing argument {argument}",
                 where=f"the script's {called}(...)",
                 fix=f"pass {argument}=0, or use on_main_process",
+                code=Code.BAD_ARGUMENT,
             )
         if self.use_distributed and self._requires_ranks:
             check_range(called, 0, size - 1, **{argument: wanted})
@@ -250,6 +251,7 @@ def _length(inputs: Any) -> int:
                 f"the values of a dict have different lengths: {sorted(lengths)}",
                 where="the script's split_between_processes(...)",
                 fix="pass the same number of values for every key",
+                code=Code.BAD_ARGUMENT,
             )
         return lengths.pop() if lengths else 0
     is_array = hasattr(inputs, "__array__") and getattr(inputs, "ndim", 0) > 0
@@ -258,6 +260,7 @@ def _length(inputs: Any) -> int:
             f"a {type(inputs).__name__} cannot be split between processes",
             where="the script's split_between_processes(...)",
             fix="pass a list, tuple, tensor, array or datasets.Dataset, or a dict of those",
+            code=Code.WRONG_TYPE,
         )
     assert isinstance(inputs, Sized)
     return len(inputs)

@@ -14,7 +14,7 @@ from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_choice, check_range, checked
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.run_contract import read_ranks
 
@@ -65,6 +65,7 @@ def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
                 "rng_type is 'generator', but no generator was passed",
                 where="the script's synchronize_rng_states(...)",
                 fix="pass generator=..., or use rng_type 'torch'",
+                code=Code.BAD_ARGUMENT,
             )
         generator.set_state(broadcast_object_list([generator.get_state()])[0])
     elif rng_type is RNGType.TORCH:
@@ -84,6 +85,7 @@ def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
             f"rng_types has {missing[0]!r}, but torch finds no GPU",
             where="the script's Accelerator(rng_types=...)",
             fix="omit it",
+            code=Code.NO_GPU,
         )
     return types
 

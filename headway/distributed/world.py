@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, extension_kinds, kind_of
 from headway.distributed.handler import KwargsHandler
-from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
+from headway.errors import MORE_PROCESSES, Code, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
 from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.run_contract import Ranks, read_ranks
@@ -160,8 +160,9 @@ def _require_single_process(*, is_rank: bool) -> None:
     if is_rank:  # RANK and WORLD_SIZE are 0 and 1, as with torchrun in each process
         log_once(f"note: {problem} ({where}); fix: {fix}")
         return
-    start = "put `headway launch` before the script, which sets RANK, WORLD_SIZE and so on"
-    raise UsageError(f"{problem}: RANK is not set", where=where, fix=f"{start}; or {fix}")
+    fix = f"put `headway launch` before the script, which sets RANK, WORLD_SIZE and so on; or {fix}"
+    what = f"{problem}: RANK is not set"
+    raise UsageError(what, where=where, fix=fix, code=Code.RANK_VARIABLES)
 
 
 before_leaving: list[Callable[[], None]] = []
@@ -222,6 +223,7 @@ def require_group(call: str) -> None:
             f"{call} must be called by all {size} ranks, but there is no process group",
             where=f"the script's {call}",
             fix="call it after Accelerator() and before end_training()",
+            code=Code.NO_GROUP,
         )
 
 
@@ -234,6 +236,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
             f"device is 'gpu', but there is no GPU: {detect_machine().best_device()[1]}",
             where="device 'gpu'",
             fix="choose `--device auto`, or `--cpu`",
+            code=Code.NO_GPU,
         )
     kind = kind_of(name)
     kind.load()
@@ -247,6 +250,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
                 + (f" ({why})" if why else ""),
                 where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
                 fix="start as many processes as there are GPUs, or train with `--cpu`",
+                code=Code.TOO_FEW_GPUS,
             )
         return torch.device(name, index)  # pragma: needs a GPU
     if not kind.is_available():
@@ -257,6 +261,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
             f"device is {name!r}, but {reason}",
             where=f"device {name!r}",
             fix=machine.mps_fix or "choose `--device cpu`, or `pip install -U torch` on a Mac",
+            code=Code.NO_MPS,
         )
     return torch.device(name)
 
@@ -274,6 +279,7 @@ def _refuse_unusable_gpu() -> None:
             f"a GPU driver is loaded, but torch cannot use a GPU: {reason}",
             where="device 'auto'",
             fix="; or ".join([*gpu_fixes(machine), "train with Accelerator(cpu=True)"]),
+            code=Code.NO_GPU,
         )
 
 
@@ -341,6 +347,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
             f"the {world.ranks.world_size} ranks could not form a process group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",
             fix=MORE_PROCESSES if limited else start,
+            code=Code.NO_CONNECTION,
         ) from error
 
 
@@ -356,6 +363,7 @@ def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
             contradicts,
             where="the script's InitProcessGroupKwargs(...)",
             fix="create the Accelerator with this handler before PartialState() and others",
+            code=Code.CONTRADICTS_RUN,
         )
     if settings.timeout is not None:
         set_group_timeout(settings.timeout)
@@ -381,4 +389,5 @@ def _require_matching_group(ranks: Ranks) -> None:
             f" but rank {rank} of {size} in its process group",
             where="RANK and WORLD_SIZE, and the existing torch.distributed process group",
             fix="remove the script's own init_process_group(...) before Accelerator()",
+            code=Code.RANK_VARIABLES,
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.errors import ConfigError, LaunchError
+from headway.errors import Code, ConfigError, LaunchError
 from headway.ipc.choices import DDP, FSDP
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.machine.facts import Machine
@@ -56,6 +56,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
             f"invalid value {text!r} for --devices: not [MACHINESx][COUNTx]NAME[-MEMORY]",
             where="--devices",
             fix="pass devices such as 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
+            code=Code.BAD_VALUE,
         )
     count, machines = int(found["count"] or 1), int(found["machines"] or 1)
     if not count * machines:
@@ -63,6 +64,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
             f"invalid value {text!r} for --devices: a count is 0",
             where="--devices",
             fix="pass counts of at least 1",
+            code=Code.BAD_VALUE,
         )
     memory = _bytes(found["memory"]) if found["memory"] else None
     name = found["name"] or "GPU"
@@ -73,6 +75,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
             f"the memory of {name!r} is missing",
             where="--devices",
             fix=f"append it to the name: {name}-40GB",
+            code=Code.NO_ESTIMATE,
         )
     return Devices("cuda", f"{name}-{found['memory']}", memory, count, machines)
 
@@ -85,7 +88,9 @@ def devices_of(machine: Machine) -> Devices:
             return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
         why = smallest.unknown.get("memory_bytes", "not reported")
         what = f"the memory of {smallest.name} is unknown: {why}"
-        raise ConfigError(what, where="the machine", fix=f"pass --devices {len(gpus)}x24GB")
+        raise ConfigError(
+            what, where="the machine", fix=f"pass --devices {len(gpus)}x24GB", code=Code.NO_ESTIMATE
+        )
     return Devices("cpu", "CPU", _host_bytes(machine))
 
 
@@ -103,6 +108,7 @@ def _host_bytes(machine: Machine) -> int:
             "the memory of this machine is unknown",
             where="the machine's snapshot",
             fix="add it to the devices: --devices cpu-64GB",
+            code=Code.NO_ESTIMATE,
         )
     return min(known)
 
@@ -235,6 +241,7 @@ class Planner:
                 f"the estimation process exited with code {self._server.wait()}",
                 where=trial.program,
                 fix="see its message above; report it if it is a traceback from headway",
+                code=Code.NO_ESTIMATE,
             )
         result: TrialResult = decode(kinds_of(TrialResult), line)
         return result

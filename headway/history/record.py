@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, did_you_mean
 from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
@@ -248,7 +248,9 @@ def read_record(path: str) -> RunRecord:
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         what = f"the record of run {os.path.basename(path)} {reason}"
-        raise ConfigError(what, where=path, fix=f"remove that folder; {_FIX}") from None
+        raise ConfigError(
+            what, where=path, fix=f"remove that folder; {_FIX}", code=Code.UNREADABLE
+        ) from None
 
 
 def read_all() -> tuple[list[RunRecord], list[str]]:
@@ -269,7 +271,9 @@ def _names_in(folder: str) -> list[str]:
         return names_in(folder)
     except OSError as error:
         what = f"the records of runs cannot be read: {error.strerror}"
-        raise ConfigError(what, where=folder, fix="check the permissions of the folder") from None
+        raise ConfigError(
+            what, where=folder, fix="check the permissions of the folder", code=Code.UNREADABLE
+        ) from None
 
 
 def find(word: str | None) -> RunRecord:
@@ -283,7 +287,9 @@ def find(word: str | None) -> RunRecord:
         found, _ = read_all()
         if not found:
             fix = "`headway launch` records each run unless the setting record is off"
-            raise ConfigError("there are no readable run records", where=folder, fix=fix)
+            raise ConfigError(
+                "there are no readable run records", where=folder, fix=fix, code=Code.NO_RUN
+            )
         return found[-1]
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
     if len(meant) == 1:
@@ -292,7 +298,7 @@ def find(word: str | None) -> RunRecord:
     if not meant:
         close = did_you_mean(word, names)
         what = f"unknown run {word!r}" + (f"; did you mean {close!r}?" if close else "")
-    raise ConfigError(what, where="the command line", fix=_FIX)
+    raise ConfigError(what, where="the command line", fix=_FIX, code=Code.NO_RUN)
 
 
 def last_successful(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:

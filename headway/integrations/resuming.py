@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import process_progress
 from headway.ipc.records import PROJECT
@@ -94,6 +94,7 @@ def select_start(
             where=f"{folder}, requested by {run.origins.get('resume', 'resume')}",
             fix=f"omit it to start from the beginning, or use --resume {IF_ANY} to do so only"
             " without a checkpoint; to resume from one saved without Headway, use --resume FOLDER",
+            code=Code.NO_CHECKPOINT,
         )
     if own:
         return TrainingStart(upcoming, own[-1].path, f"resuming from {own[-1].path}")
@@ -107,6 +108,7 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
             "the checkpoint does not exist",
             where=f"{path}, requested by {run.origins.get('resume', 'resume')}",
             fix="pass the path of an existing checkpoint",
+            code=Code.NO_CHECKPOINT,
         )
     return listed or [TrainerSave(str(path))]
 
@@ -127,6 +129,7 @@ def read_list(folder: Path) -> list[TrainerSave]:
             f"the list of checkpoints cannot be read: {error}",
             where=str(folder / LIST),
             fix="remove it, and pass the checkpoint to resume from with --resume FOLDER",
+            code=Code.DAMAGED,
         ) from None
     found = (entry._replace(path=os.path.join(folder, entry.path)) for entry in listed)
     return [entry for entry in found if not is_absent(entry.path)]
@@ -165,6 +168,7 @@ def log_start(library: str, start: TrainingStart, folder: Path) -> None:
             f"rank {other} cannot see the checkpoint from which rank 0 resumes",
             where=str(folder),
             fix="put the output folder on a disk shared by all machines",
+            code=Code.NOT_SHARED,
         )
     if rank == 0:
         log_once(

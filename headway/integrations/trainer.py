@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from headway.data.workers import with_shielded_workers
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.integrations.resuming import (
     STATE,
     TrainerPreemption,
@@ -52,6 +52,7 @@ def install(module: ModuleType) -> None:
                 "enable_jit_checkpoint cannot be used with --resume: Trainer then resumes itself",
                 where=f"TrainingArguments; {run.origins.get('resume', 'resume')}",
                 fix="remove enable_jit_checkpoint or --resume",
+                code=Code.CONTRADICTS_RUN,
             )
         if run is None or is_own:
             return train(self, resume_from_checkpoint, *args, **kwargs)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.forking import quiesce_before_fork
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Collective, Group
@@ -47,6 +47,7 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
                 f" listens on {port}",
                 where="the script's os.environ",
                 fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
+                code=Code.RANK_VARIABLES,
             )
         for store, rank, size in find(*args, **kwargs):
             _claim_rank(rank, store)
@@ -77,6 +78,7 @@ def _claim_rank(rank: int, store: Any) -> None:
             " same RANK; a process started by a rank inherits it",
             where=f"environment RANK={rank}",
             fix="start it without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
+            code=Code.RANK_VARIABLES,
         )
     store.set(key, own)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.devices.table import KINDS
-from headway.errors import LaunchError, UsageError
+from headway.errors import Code, LaunchError, UsageError
 from headway.ipc.choices import AUTO, PRECISIONS
 from headway.ipc.origin import DEFAULT, Layer, Origin
 from headway.ipc.typed import plain, read
@@ -112,6 +112,7 @@ def decode(text: str) -> RunContract:
         + ("" if version is None else f" (version {version}, expected {VERSION})"),
         where=f"environment {VARIABLE}={text[:60]!r}",
         fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
+        code=Code.OTHER_VERSION,
     )
 
 
@@ -136,6 +137,7 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
             f"mixed_precision is {precision!r}, not one of {', '.join(PRECISIONS)}",
             where=f"environment {ACCELERATE['mixed_precision']}",
             fix="choose another --mixed_precision for `accelerate launch`",
+            code=Code.BAD_VALUE,
         )
     return RunContract(
         device="cpu" if environ.get(ACCELERATE["device"], "").lower() in YES else "auto",
@@ -162,6 +164,7 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
             f"RANK is {rank}, but WORLD_SIZE is {world_size}",
             where="the environment of this process",
             fix="start the script with `headway launch` or torchrun, which set both",
+            code=Code.RANK_VARIABLES,
         )
     return Ranks(
         rank=rank,
@@ -208,4 +211,5 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
             f"{name} is {text!r}, which is not a whole number",
             where=f"environment {name}",
             fix="start the script with `headway launch` or torchrun, which set it",
+            code=Code.RANK_VARIABLES,
         ) from None

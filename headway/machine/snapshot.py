@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.ipc.typed import SchemaError, plain, read
 from headway.machine.facts import Machine
 
@@ -34,6 +34,7 @@ def load_machine(path: str) -> Machine:
         f"{path!r} {reason}",
         where=f"flag --machine, {path}" + f", key {key}" * bool(key),
         fix="create one with `headway env --json > machine.json` on that machine",
+        code=Code.UNREADABLE,
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.migration.mapping import import_source
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\.")
@@ -215,13 +215,12 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
         found = import_source(name)
         where = f"from {asked} import {name}"
         if found is not None:
-            raise MissingImportError(
-                f"{name} is in {found}", where=where, fix=f"`from {found} import {name}`"
-            )
+            what, fix = f"{name} is in {found}", f"`from {found} import {name}`"
+            raise MissingImportError(what, where=where, fix=fix, code=Code.NO_COUNTERPART)
         if feature is not None:
-            raise MissingImportError(_text(name, feature), where=where, fix=feature.fix)
+            raise _missing(MissingImportError, name, feature, where)
     elif feature is not None:
-        raise MissingAttributeError(_text(name, feature), where=f"{asked}.{name}", fix=feature.fix)
+        raise _missing(MissingAttributeError, name, feature, f"{asked}.{name}")
     raise AttributeError(f"module {asked!r} has no attribute {name!r}")
 
 
@@ -229,8 +228,7 @@ def raise_if_missing(name: str, asked: object) -> None:
     """Raise MissingAttributeError if this is a member of Accelerate's object."""
     feature = feature_of_member(name)
     if feature is not None:
-        where = f"{type(asked).__name__}.{name}"
-        raise MissingAttributeError(_text(name, feature), where=where, fix=feature.fix)
+        raise _missing(MissingAttributeError, name, feature, f"{type(asked).__name__}.{name}")
 
 
 def placeholder_class(name: str, feature: Feature, asked: str) -> type:
@@ -241,11 +239,8 @@ def placeholder_class(name: str, feature: Feature, asked: str) -> type:
     """
 
     def refuse() -> NoReturn:
-        raise MissingAttributeError(
-            _text(name, feature),
-            where=asked,
-            fix=f"{feature.fix}; or run the script without --replace-accelerate",
-        )
+        or_else = "; or run the script without --replace-accelerate"
+        raise _missing(MissingAttributeError, name, feature, asked, or_else)
 
     class Refusing(type):
         def __call__(cls, *_: object, **__: object) -> NoReturn:
@@ -259,8 +254,11 @@ def placeholder_class(name: str, feature: Feature, asked: str) -> type:
     return Refusing(name, (), {"__module__": asked.rpartition(".")[0]})
 
 
-def _text(name: str, feature: Feature) -> str:
-    return f"{name}, for {feature.what}, has no counterpart in Headway"
+def _missing(
+    kind: type[UsageError], name: str, feature: Feature, where: str, or_else: str = ""
+) -> UsageError:
+    what = f"{name}, for {feature.what}, has no counterpart in Headway"
+    return kind(what, where=where, fix=feature.fix + or_else, code=Code.NO_COUNTERPART)
 
 
 def _is_import(frame: FrameType) -> bool:

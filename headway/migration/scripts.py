@@ -14,7 +14,7 @@ from inspect import signature
 from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.migration.mapping import (
     COMPAT,
     ORIGINAL,
@@ -153,7 +153,10 @@ def find_scripts(path: str) -> Iterator[str]:
     """Yield `path`, or all `.py` files below it, except in hidden folders and environments."""
     if not os.path.exists(path):
         raise ConfigError(
-            f"{path} does not exist", where="the command line", fix="pass a script or a folder"
+            f"{path} does not exist",
+            where="the command line",
+            fix="pass a script or a folder",
+            code=Code.UNREADABLE,
         )
     if not os.path.isdir(path):
         yield path
@@ -178,6 +181,7 @@ def read_script(path: str) -> Script:
             where=path,
             fix="pass a UTF-8 script that runs with this Python; convert a notebook with `jupyter"
             " nbconvert --to script`",
+            code=Code.UNREADABLE,
         ) from None
 
 
@@ -186,9 +190,8 @@ def replace_script(path: str, text: str) -> None:
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(
-            f"cannot write the script: {error.strerror}", where=path, fix="make it writable"
-        ) from None
+        what = f"cannot write the script: {error.strerror}"
+        raise ConfigError(what, where=path, fix="make it writable", code=Code.UNWRITABLE) from None
 
 
 def with_new_imports(script: Script, *, compat: bool = False) -> str:

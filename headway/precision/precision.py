@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
-from headway.errors import MachineError, UsageError
+from headway.errors import Code, MachineError, UsageError
 from headway.ipc.choices import PRECISIONS, NumberFormat, other_precisions
 
 
@@ -281,6 +281,7 @@ class Fp16(Bf16):
                 "optimizer.step() got a closure, which fp16 loss scaling does not support",
                 where="mixed_precision 'fp16'",
                 fix="use mixed_precision bf16, or an optimizer without a closure",
+                code=Code.UNSUPPORTED,
             )
         steps: list[bool] = []
 
@@ -360,6 +361,7 @@ def precision_for(
             " benefit",
             where=where,
             fix=f"use {', '.join([*reversed(fits), 'or no'])}",
+            code=Code.UNSUPPORTED_HERE,
         )
     unsupported = kind.unsupported_on(device, name, precision.number_format)
     if unsupported is not None:
@@ -367,5 +369,6 @@ def precision_for(
             f"mixed_precision is {name!r}, but {unsupported.reason}",
             where=where,
             fix=f"use {unsupported.instead}, or no",
+            code=Code.UNSUPPORTED_HERE,
         )
     return precision.set_up(device, settings)

@@ -408,7 +408,7 @@ def _precision_problems(settings: Settings, selected: Sequence[Gpu]) -> list[Pro
 
 def _problem(
     settings: Settings,
-    code: Code,
+    code: str,
     what: str,
     remedies: Sequence[str],
     names: Sequence[str],

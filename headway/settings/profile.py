@@ -82,9 +82,8 @@ def compose(text: str, source: Origin) -> Any:
         what = str(error).splitlines()[0]
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
     at = source._replace(line=line)
-    raise ConfigError(
-        f"the file is not valid YAML: {what}", where=str(at), fix=f"{_FIX}, indented by spaces"
-    )
+    what = f"the file is not valid YAML: {what}"
+    raise ConfigError(what, where=str(at), fix=f"{_FIX}, indented by spaces", code=Code.BAD_FILE)
 
 
 class _Reader:
@@ -95,7 +94,9 @@ class _Reader:
     def read(self, text: str) -> dict[str, Entry]:
         root = compose(text, self.source)
         if root is None:
-            raise ConfigError("the file is empty", where=str(self.source), fix=_FIX)
+            raise ConfigError(
+                "the file is empty", where=str(self.source), fix=_FIX, code=Code.BAD_FILE
+            )
         if root.id != "mapping":
             found = "a list" if root.id == "sequence" else "a single value"
             raise self._error(f"the file is {found}", root, _FIX)
@@ -165,7 +166,7 @@ class _Reader:
         problem = Problem(what, str(self._at(node)), fix, code=Code.BAD_FILE)
         return ConfigError.of([problem])
 
-    def _note(self, code: Code, name: str, what: str, node: Any, fix: str) -> None:
+    def _note(self, code: str, name: str, what: str, node: Any, fix: str) -> None:
         self.problems.append(Problem(what, str(self._at(node)), fix, code=code, names=(name,)))
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.errors import ConfigError, UsageError
+from headway.errors import Code, ConfigError, UsageError
 from headway.ipc.choices import PRECISIONS
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import MASK, masked, masked_value
@@ -87,7 +87,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
         return Settings.env.parser(raw)
     except ValueError as error:
         what = f"invalid value {masked_value('env', raw)!r} for env: {error}"
-        raise ConfigError(what, where=_PROFILE, fix=_BY_HAND) from None
+        raise ConfigError(what, where=_PROFILE, fix=_BY_HAND, code=Code.BAD_VALUE) from None
 
 
 def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
@@ -103,7 +103,7 @@ def _place(text: str, nodes: tuple[Any, Any], key: str) -> tuple[int, int]:
     start, end = _span(text, nodes[1])
     if "\n" in text[nodes[0].start_mark.index : end]:
         what = f"cannot change {key}: its value spans several lines"
-        raise ConfigError(what, where=_PROFILE, fix=_BY_HAND)
+        raise ConfigError(what, where=_PROFILE, fix=_BY_HAND, code=Code.EDIT_BY_HAND)
     return start, end
 
 
@@ -138,6 +138,7 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
             f"cannot change {key} without changing other parts of the profile",
             where=_PROFILE,
             fix=_BY_HAND,
+            code=Code.EDIT_BY_HAND,
         )
     return edited
 
@@ -194,6 +195,7 @@ def write_profile(path: str, text: str) -> None:
             where=shown(target),
             fix=f"check the permissions of the file, and that {shown(folder)} is a writable folder "
             "on a disk with free space, or set XDG_CONFIG_HOME",
+            code=Code.UNWRITABLE,
         ) from None
 
 
@@ -223,6 +225,7 @@ def write_basic_config(
             f"invalid mixed_precision {mixed_precision!r}: must be one of {', '.join(PRECISIONS)}",
             where="the script's write_basic_config(...)",
             fix="pass a supported precision, such as mixed_precision='bf16'",
+            code=Code.BAD_ARGUMENT,
         )
     path = Path(choose_profile().path if save_location is None else save_location)
     if path.exists():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, did_you_mean
 from headway.ipc import paths
 
 VARIABLE = "HEADWAY_PROFILE"
@@ -35,6 +35,7 @@ class ProfileChoice(NamedTuple):
                 where=self.chosen_by or shown(self.path),
                 fix="`headway config list` shows all profiles; "
                 f"`headway config --profile {self.name}` creates this one",
+                code=Code.UNREADABLE,
             )
 
 
@@ -58,6 +59,7 @@ def choose_profile(
             f"invalid profile name {name!r}",
             where=chosen_by,
             fix=f"use letters, digits, '-', '_' and '.', or a path to a YAML file{way_out}",
+            code=Code.BAD_VALUE,
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
 
@@ -145,6 +147,7 @@ def _reject_untrusted(path: str) -> None:
             f"{what}, so the profile is not trusted",
             where=f"profile {shown(path)}",
             fix=fix.format(shlex.quote(path), VARIABLE),
+            code=Code.NOT_TRUSTED,
         )
 
 
@@ -166,6 +169,7 @@ def exists(path: str) -> bool:
             where=shown(path),
             fix=f"fix the permissions of {shown(os.path.dirname(path))} and its parent folders, "
             "or set XDG_CONFIG_HOME to a folder that you can read",
+            code=Code.UNREADABLE,
         ) from None
     return True
 
@@ -185,6 +189,7 @@ def read_text(path: str, kind: str = "profile") -> str:
                 f"the {kind} {path!r} is a named pipe",
                 where=where,
                 fix="pass a file, or <(command)",
+                code=Code.UNREADABLE,
             )
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -193,12 +198,14 @@ def read_text(path: str, kind: str = "profile") -> str:
             f"cannot read the {kind} {path!r}: {error.strerror}",
             where=where,
             fix="pass an existing, readable file",
+            code=Code.UNREADABLE,
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(
             f"the {kind} exceeds the limit of {MAX_BYTES // 2**20} MiB",
             where=where,
             fix="pass another file, or shorten this file",
+            code=Code.UNREADABLE,
         )
     try:
         return data.decode("utf-8-sig")
@@ -208,4 +215,5 @@ def read_text(path: str, kind: str = "profile") -> str:
             f"the {kind} is not UTF-8 text",
             where=f"{where}, line {line}",
             fix="save the file as UTF-8",
+            code=Code.UNREADABLE,
         ) from None

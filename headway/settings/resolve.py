@@ -223,6 +223,7 @@ def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
         f"invalid value {environ[name]!r} for {name}: not a boolean",
         where=f"environment {name}",
         fix=f"`export {name}=1` to enable it, or unset it",
+        code=Code.BAD_VALUE,
     )
 
 

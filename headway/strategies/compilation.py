@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from headway.distributed.handler import KwargsHandler
-from headway.errors import UsageError, did_you_mean
+from headway.errors import Code, UsageError, did_you_mean
 from headway.precision.precision import restore_forward
 from headway.strategies.units import units_of
 
@@ -148,6 +148,7 @@ def _arguments(plugin: TorchDynamoPlugin) -> dict[str, Any]:
             f"unknown torch.compile backend {backend!r}",
             where="the script's dynamo_backend or TorchDynamoPlugin(...)",
             fix=f"did you mean {guess!r}?" if guess else f"pass one of {', '.join(known)}",
+            code=Code.BAD_ARGUMENT,
         )
     return arguments
 

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.world import World
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
@@ -210,6 +210,7 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
             where="the script's requires_grad_(True) after prepare(...)",
             fix="freeze it after prepare(), with DistributedDataParallelKwargs("
             "find_unused_parameters=True), or use strategy fsdp",
+            code=Code.CHANGED_LATE,
         )
 
 

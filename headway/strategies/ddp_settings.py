@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headway.distributed.handler import KwargsHandler, check_choice
-from headway.errors import MachineError, UsageError
+from headway.errors import Code, MachineError, UsageError
 
 _CALL = "the script's DistributedDataParallelKwargs(...)"
 
@@ -90,12 +90,14 @@ class DistributedDataParallelKwargs(KwargsHandler):
                 f"comm_wrapper is {self.comm_wrapper}, but there is no comm_hook to wrap",
                 where=_CALL,
                 fix=f"pass comm_hook=DDPCommunicationHookType.{self.comm_wrapper.name} instead",
+                code=Code.CONTRADICTION,
             )
         if self.comm_state_option and self.comm_hook is not _POWER_SGD:
             raise UsageError(
                 f"comm_state_option is for PowerSGD, but comm_hook is {self.comm_hook}",
                 where=_CALL,
                 fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD, or no comm_state_option",
+                code=Code.CONTRADICTION,
             )
 
     def to_dict(self, ignore_keys: tuple[str, ...] = _NOT_OF_DDP) -> dict[str, Any]:
@@ -137,6 +139,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
                 f"torch does not support comm_hook {self.comm_hook} on this machine: {error}",
                 where=_CALL,
                 fix="pass comm_hook=DDPCommunicationHookType.FP16, or none",
+                code=Code.UNSUPPORTED_HERE,
             ) from error
 
 

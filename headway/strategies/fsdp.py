@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headway.distributed.call_barrier import call_barrier, runs_ahead, watch
 from headway.distributed.world import World
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.stderr import log
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
@@ -61,6 +61,7 @@ class FSDP(Strategy):
                 "cpu_offload requires GPUs, but this run is on the CPU",
                 where="the setting cpu_offload",
                 fix="remove cpu_offload, or run on GPUs",
+                code=Code.OFFLOAD_WITHOUT_GPU,
             )
         self._mesh = world.mesh
         self._withheld: WeakSet[torch.nn.Module] = WeakSet()  # gradients are not synchronized
@@ -245,6 +246,7 @@ def _checked_shard_size(world: World, shard_size: int | None) -> int:
             where="the settings strategy and shard_size",
             fix="use strategy fsdp, or set shard_size, the number of ranks per replica of the"
             f" model, to a divisor of {ranks.world_size}",
+            code=Code.SHARD_SIZE,
         )
     return size
 
@@ -256,6 +258,7 @@ def _require_not_empty(model: torch.nn.Module) -> None:
                 f"the parameter {name} of {type(model).__name__} is empty and cannot be sharded",
                 where=PREPARE,
                 fix="remove it from the model, or use strategy ddp",
+                code=Code.SHARDING,
             )
 
 
@@ -274,6 +277,7 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
                 where=PREPARE,
                 fix="convert the model to a single dtype (mixed_precision sets that of the"
                 " computation), name units with a single dtype in wrap, or use strategy ddp",
+                code=Code.SHARDING,
             )
 
 
@@ -309,6 +313,7 @@ def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
         where="the script's deepcopy(...) or AveragedModel(...) after prepare()",
         fix="copy the model before prepare(); for an average of its weights, keep"
         " [p.detach().clone() for p in model.parameters()]",
+        code=Code.SHARDING,
     )
 
 
@@ -317,6 +322,7 @@ def _refuse_state_dict(*_: Any) -> NoReturn:
         "state_dict() of a sharded model was called in accelerator.unsharded(...)",
         where="the script's state_dict()",
         fix="call accelerator.get_state_dict(model) on every rank, outside of unsharded()",
+        code=Code.SHARDING,
     )
 
 
@@ -387,6 +393,7 @@ def replace_parameters(optimizer: torch.optim.Optimizer) -> None:
             f"{kind} cannot train a sharded model: it {_UNSUPPORTED[kind]}",
             where="the script's prepare(...)",
             fix="use AdamW, or another element-wise optimizer",
+            code=Code.SHARDING,
         )
     for group in optimizer.param_groups:
         for old in group["params"]:
@@ -396,6 +403,7 @@ def replace_parameters(optimizer: torch.optim.Optimizer) -> None:
                     " prepared model: its steps would have no effect",
                     where="the script's prepare(...)",
                     fix="pass the model to prepare() together with the optimizer, or before it",
+                    code=Code.CHANGED_LATE,
                 )
     for group in optimizer.param_groups:
         # in place: LBFGS and others keep the list
@@ -433,6 +441,7 @@ def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
             f"{method}() got parameters that prepare() has replaced with sharded parameters",
             where=where,
             fix=f"pass the prepared model's parameters: {method}(model.parameters(), ...)",
+            code=Code.CHANGED_LATE,
         )
     if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
         raise UsageError(
@@ -440,4 +449,5 @@ def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
             " prepared; torch cannot clip both at once",
             where=where,
             fix=f"prepare that model too, or call {method}() separately for each model",
+            code=Code.CHANGED_LATE,
         )

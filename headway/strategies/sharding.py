@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headway.distributed.handler import check_call
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.choices import AUTO, DDP, FSDP, HSDP
 
 CALL = "the script's FullyShardedDataParallelPlugin(...)"
@@ -148,4 +148,4 @@ def _name(value: Any) -> str:
 
 
 def _wrong(name: str, value: object, fix: str) -> UsageError:
-    return UsageError(f"{name} is {value!r}", where=CALL, fix=fix)
+    return UsageError(f"{name} is {value!r}", where=CALL, fix=fix, code=Code.BAD_ARGUMENT)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from headway.errors import UsageError, did_you_mean
+from headway.errors import Code, UsageError, did_you_mean
 
 Module = torch.nn.Module
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
@@ -80,6 +80,7 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
                 fix=f"did you mean {guess!r}?"
                 if guess
                 else "use a class name that print(model) shows, or set wrap to auto",
+                code=Code.BAD_ARGUMENT,
             )
     return {
         module

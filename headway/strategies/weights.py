@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from headway.distributed.collectives import broadcast_object_list, gather_object
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 
 class ModuleTensor(NamedTuple):
@@ -122,6 +122,7 @@ class ModelWeights:
             where="the script's prepare(...)",
             fix=f"add a reset_parameters() to {kind} that sets {entry.name}, or load the weights on"
             " rank 0 before prepare()",
+            code=Code.MODEL_DEVICE,
         )
 
 
@@ -137,6 +138,7 @@ def _require_same_everywhere(tensors: list[str]) -> None:
         f"the model differs between ranks: rank 0 has {ours}, but rank {other} has {theirs}",
         where="the script's prepare(...)",
         fix="create the same model, and freeze the same parameters, on every rank",
+        code=Code.MODELS_DIFFER,
     )
 
 

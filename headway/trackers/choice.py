@@ -8,7 +8,7 @@ from enum import Enum
 from importlib.util import find_spec
 from typing import Any
 
-from headway.errors import UsageError, did_you_mean
+from headway.errors import Code, UsageError, did_you_mean
 from headway.trackers.adapters import (
     MLflowTracker,
     TensorBoardTracker,
@@ -85,6 +85,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
             f"{tracker_class!r} cannot be registered as a tracker",
             where="the script's register_tracker_class(...)",
             fix="pass a subclass of GeneralTracker with name and requires_logging_directory",
+            code=Code.TRACKER,
         )
     name = tracker_class.name
     if name in LOGGER_TYPE_TO_CLASS:
@@ -142,6 +143,7 @@ def _checked(wanted: Any) -> Chosen:
             f"log_with={name!r} needs {package}, which is not installed",
             where=CALL,
             fix=f"run `pip install {package}`, or use log_with='jsonl', which is built in",
+            code=Code.NOT_INSTALLED,
         )
     return name
 
@@ -155,7 +157,7 @@ def _unknown(wanted: Any) -> UsageError:
         what = f"unknown tracker {wanted!r} in log_with"
         hint = f"did you mean {guess!r}? " if guess else ""
         fix = f"{hint}use one of {', '.join(map(repr, LOGGER_TYPE_TO_CLASS))}, 'all', or {own}"
-    return UsageError(what, where=CALL, fix=fix)
+    return UsageError(what, where=CALL, fix=fix, code=Code.TRACKER)
 
 
 def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
@@ -168,6 +170,7 @@ def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
                 f"unknown tracker {name!r} in {where}",
                 where=f"the script's call with {where}=...",
                 fix=f"did you mean {guess!r}?" if guess else "remove it",
+                code=Code.TRACKER,
             )
 
 
@@ -203,6 +206,7 @@ def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
             f"log_with={kind.name!r} needs a folder for its files",
             where=CALL,
             fix='pass project_dir, such as Accelerator(log_with=..., project_dir="runs")',
+            code=Code.NO_FOLDER,
         )
     return [folder]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.distributed.handler import checked
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.records import METRICS
 from headway.ipc.stderr import log, shown
@@ -52,6 +52,7 @@ class JsonlTracker(GeneralTracker):
                 f"invalid project_name {run_name!r}: not below {os.fspath(logging_dir)!r}",
                 where="the script's init_trackers(...)",
                 fix="pass a name without '..', and set Accelerator(project_dir=...)",
+                code=Code.BAD_ARGUMENT,
             )
         self.run_name = run_name
         self.logging_dir = logging_dir
@@ -99,6 +100,7 @@ class JsonlTracker(GeneralTracker):
                 "the jsonl tracker has no file: it was not started, or this is not rank 0",
                 where="the script's use of the tracker",
                 fix="call init_trackers(...) first, and use it on rank 0",
+                code=Code.TRACKER,
             )
         return self._file
 

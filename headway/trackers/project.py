@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from headway.distributed.handler import check_call, check_range
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 Folder = str | os.PathLike[str] | None
 
@@ -53,6 +53,7 @@ class ProjectConfiguration:
                 "save_on_each_node=True is not supported",
                 where=where,
                 fix="remove it, and save to a folder shared by all machines",
+                code=Code.UNSUPPORTED,
             )
         check_range("ProjectConfiguration", 1, total_limit=self.total_limit)
 

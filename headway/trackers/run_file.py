@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.ipc.stderr import shown
 
 MARK = "headway_run"
@@ -83,13 +83,17 @@ def read_metrics(path: Path) -> dict[str, MetricSeries]:
         head, *lines = map(_object_in, path.read_bytes().split(b"\n"))
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}", where=str(path), fix="pass another run"
+            f"{path} cannot be read: {error.strerror}",
+            where=str(path),
+            fix="pass another run",
+            code=Code.UNREADABLE,
         ) from None
     if head.get(MARK) != VERSION:
         raise ConfigError(
             f"{path} is not a jsonl tracker file in format version {VERSION}",
             where=str(path),
             fix='pass a file written by this version of `Accelerator(log_with="jsonl")`',
+            code=Code.UNREADABLE,
         )
     metrics: dict[str, MetricSeries] = {}
     step = -1.0

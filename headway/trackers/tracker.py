@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from headway.distributed.world import rank_and_size_without_group
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -89,6 +89,7 @@ class GeneralTracker:
                 f"the tracker {type(self).__name__} does not define {', '.join(missing)}",
                 where=f"class {type(self).__qualname__} in {type(self).__module__}",
                 fix="define them in the class",
+                code=Code.TRACKER,
             )
 
     @classmethod

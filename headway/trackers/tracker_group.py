@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.stderr import log, log_once
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
@@ -155,6 +155,7 @@ class Tracking:
             fix="call init_trackers(...) first"
             if name in names
             else f"use a tracker of log_with: {', '.join(names)}",
+            code=Code.TRACKER,
         )
 
     def finish(self) -> None:

@@ -14,7 +14,7 @@ from headway.data.active_loader import current_loop
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler, check_entries, check_range
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 
 @dataclass
@@ -97,6 +97,7 @@ class AccumulationWindow:
             where="the script's loop with accelerator.accumulate(...)",
             fix="pass GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False), which"
             " counts across the ends of loaders, or split all batches into equally many parts",
+            code=Code.ACCUMULATION,
         )
 
 
@@ -222,6 +223,7 @@ class Accumulation:
                 where="the script's loop with accelerator.accumulate(...)",
                 fix="call backward() once in each micro-batch, with the sum of its losses: "
                 "backward(loss_sum + num_tokens * other_mean, num_tokens=num_tokens)",
+                code=Code.ACCUMULATION,
             )
 
     @contextmanager
@@ -240,6 +242,7 @@ class Accumulation:
             "optimizer.step() was called before the last backward(num_tokens=...) of the step",
             where="the script's accelerator.accumulate(...)",
             fix="call backward(num_tokens=...) in each micro-batch, on every rank",
+            code=Code.ACCUMULATION,
         )
 
     def start_of_backward(
@@ -260,12 +263,14 @@ class Accumulation:
                 "backward(num_tokens=...) was called in no_sync()",
                 where="the script's accelerator.no_sync(...)",
                 fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
+                code=Code.ACCUMULATION,
             )
         if loss_sum.numel() != 1:
             raise UsageError(
                 f"the loss must have a single element, but has shape {list(loss_sum.shape)}",
                 where="the script's backward(loss, num_tokens=...)",
                 fix="pass the sum of the tokens' losses: reduction='sum'",
+                code=Code.LOSS,
             )
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = _counted(num_tokens).to(loss_sum.device)
@@ -314,5 +319,6 @@ def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
             f"num_tokens is {num_tokens}, not an integer of at least 0",
             where="the script's backward(loss, num_tokens=...)",
             fix="pass the number of tokens in the loss: (labels != -100).sum()",
+            code=Code.ACCUMULATION,
         )
     return tokens.reshape(())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
 from headway.distributed.handler import KwargsHandler, check_choice, check_range
-from headway.errors import UsageError, did_you_mean
+from headway.errors import Code, UsageError, did_you_mean
 from headway.ipc.choices import AUTO, PRECISIONS, SHARDING_SETTINGS, STRATEGIES, read_wrap
 from headway.ipc.origin import DEFAULT, Layer
 from headway.ipc.run_contract import DEVICES, RunContract
@@ -157,6 +157,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
             f"invalid value {wrap!r} for wrap: {error}",
             where=CALL,
             fix="pass 'auto', a list of class names, or a number of parameters",
+            code=Code.BAD_ARGUMENT,
         ) from None
 
 
@@ -184,7 +185,9 @@ def merge_compilation(
 
 
 def _both(one: str, other: str, alone: str = "one of the two") -> UsageError:
-    return UsageError(f"got both {one} and {other}", where=CALL, fix=f"pass only {alone}")
+    return UsageError(
+        f"got both {one} and {other}", where=CALL, fix=f"pass only {alone}", code=Code.CONTRADICTION
+    )
 
 
 def reject_unsupported(
@@ -196,7 +199,9 @@ def reject_unsupported(
             continue
         guess = did_you_mean(name, tuple(known))
         fix = UNSUPPORTED.get(name) or (f"did you mean {guess}=?" if guess else "remove it")
-        raise UsageError(f"unsupported argument {name!r}", where=where, fix=fix)
+        raise UsageError(
+            f"unsupported argument {name!r}", where=where, fix=fix, code=Code.UNSUPPORTED
+        )
 
 
 def check_precision(name: str | Precision | None, called: str = "Accelerator") -> None:
@@ -225,6 +230,7 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
             f"Accelerator({argument}) contradicts {name}={value!r} from the command line",
             where=f"{CALL}, and {origin}",
             fix="remove the argument from the script, or the flag from the command line",
+            code=Code.CONTRADICTS_RUN,
         )
     if not origin.is_user_set:
         return None  # overriding a default needs no note

@@ -12,7 +12,7 @@ from headway.distributed import collectives
 from headway.distributed.call_barrier import runs_ahead
 from headway.distributed.nested import for_each_part, is_dataclass_object, leaves, only_tensors
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 CALL = "the script's gather_for_metrics(...)"
 
@@ -89,6 +89,7 @@ def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
             where=CALL,
             fix="gather results of the outer loop's batch before the inner loop, and results of"
             " the inner loop inside it",
+            code=Code.METRICS,
         )
     return rows - ended.repeated
 
@@ -113,6 +114,7 @@ def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
                 where=CALL,
                 fix="pass one result per sample, such as loss.repeat(len(batch)), or one row of"
                 f" {each} results per sample: results.reshape({samples}, {each}, ...)",
+                code=Code.METRICS,
             )
         return new
     if each and not rest and samples >= full:
@@ -152,4 +154,5 @@ def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
         fix="pass one row, or k rows, per sample of the batch, or one row per sample of the epoch"
         " after its loop; call accelerator.gather(...) for other tensors, and"
         " headway.utils.gather_object([...]) for other objects",
+        code=Code.METRICS,
     )

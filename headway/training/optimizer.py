@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.distributed.collectives import reduce
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress, process_progress
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
@@ -52,6 +52,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__}() got a scaler without an Accelerator",
                 where=f"the script's {type(self).__name__}(...)",
                 fix="pass the optimizer to the prepare() of Accelerator(mixed_precision='fp16')",
+                code=Code.NOT_PREPARED,
             )
         self.optimizer = optimizer  # super().__init__ would create a second set of parameter groups
         self.device_placement = device_placement
@@ -115,6 +116,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 where="the script's optimizer.step(...)",
                 fix="call accelerator.backward(loss) before optimizer.step(), without a closure; or"
                 " train with gradient_accumulation_steps=1",
+                code=Code.UNSUPPORTED,
             )
 
         def recording() -> Any:

@@ -15,7 +15,7 @@ from headway.data.configuration import DataLoaderConfiguration, check_configurat
 from headway.data.loader import PreparedDataLoader
 from headway.data.script_loaders import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.stderr import log_once
 from headway.precision.precision import Bf16
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
@@ -65,6 +65,7 @@ class Preparer:
                 f"device_placement has {len(placement)} entries for {len(args)} objects",
                 where="the script's prepare(...)",
                 fix="pass one entry per object, or omit device_placement",
+                code=Code.BAD_ARGUMENT,
             )
         self.training.adopt_prepared(args)
         self._require_methods([arg for arg in args if isinstance(arg, torch.nn.Module)])
@@ -86,6 +87,7 @@ class Preparer:
                     where="the script's Accelerator(forward_methods=...)",
                     fix="pass names of the model's methods; with several models, prepare them"
                     " together, or the one with the method first",
+                    code=Code.BAD_ARGUMENT,
                 )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
@@ -119,6 +121,7 @@ class Preparer:
                     f"{type(model).__name__} spans several devices, due to a device_map",
                     where="the script's prepare(...)",
                     fix="load the model without device_map; prepare() moves it to this rank's GPU",
+                    code=Code.MODEL_DEVICE,
                 )
             if trains:
                 self._note_half(model)
@@ -173,6 +176,7 @@ class Preparer:
                     f"{type(scheduler).__name__} has an optimizer that has not been prepared",
                     where="the script's prepare(...)",
                     fix="pass the optimizer to prepare() together with the scheduler, or before it",
+                    code=Code.NOT_PREPARED,
                 )
             prepared = PreparedScheduler(
                 scheduler, optimizer, step_with_optimizer=self.step_scheduler_with_optimizer

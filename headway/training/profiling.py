@@ -14,7 +14,7 @@ import torch
 
 from headway.distributed.collectives import wait_for_everyone
 from headway.distributed.handler import KwargsHandler, check_choice
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 
 
 @dataclass
@@ -86,6 +86,7 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
             f"schedule_option is {options!r}: {error}",
             where="the script's ProfileKwargs(...)",
             fix="pass wait, warmup and active, and optionally repeat and skip_first",
+            code=Code.BAD_ARGUMENT,
         ) from None
 
 

@@ -13,7 +13,7 @@ from headway.data.active_loader import open_loops
 from headway.devices.table import kind_of
 from headway.distributed.call_barrier import call_barrier, final_barrier, has_real_ranks
 from headway.distributed.collectives import gather_same_shape
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.stderr import log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
@@ -110,7 +110,9 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
 
 
 def _differing(what: str, call: str, fix: str) -> UsageError:
-    return UsageError(f"{what}: the ranks train different models", where=call, fix=fix)
+    return UsageError(
+        f"{what}: the ranks train different models", where=call, fix=fix, code=Code.MODELS_DIFFER
+    )
 
 
 def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -130,6 +132,7 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
                     " gradients",
                     where=call,
                     fix="add or replace layers before prepare()",
+                    code=Code.CHANGED_LATE,
                 )
             yield name if len(models) == 1 else f"{name} of prepared model {number}", parameter
 

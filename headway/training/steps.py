@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join
 from headway.distributed.call_barrier import call_barrier, runs_ahead
 from headway.distributed.collectives import reduce
 from headway.distributed.handler import check_entries, check_range
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import BACKWARD
 from headway.strategies.strategy import NULL_CTX
@@ -80,6 +80,7 @@ class Steps:
                     "backward() got both num_tokens and gradient",
                     where="the script's backward(loss, num_tokens=..., gradient=...)",
                     fix="multiply the loss by the gradient, and pass num_tokens alone",
+                    code=Code.CONTRADICTION,
                 )
             return self._by_tokens(loss, num_tokens)
         if gradient is not None:
@@ -138,6 +139,7 @@ class Steps:
                 "join_uneven_inputs() does not support sharded models",
                 where="the script's join_uneven_inputs()",
                 fix="use strategy ddp, or remove join_uneven_inputs()",
+                code=Code.SHARDING,
             )
         even = usual if even_batches is None else even_batches
         with ExitStack() as stack:
@@ -208,12 +210,14 @@ def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
             where=where,
             fix="compute it with the model's forward(), outside of torch.no_grad(), without .item()"
             " and .detach(); some weights of the model must have requires_grad=True",
+            code=Code.LOSS,
         )
     if loss.numel() != 1 and kwargs.get("gradient") is None:
         raise UsageError(
             f"the loss must have a single element, but has shape {[*loss.shape]}",
             where=where,
             fix="pass its mean",
+            code=Code.LOSS,
         )
 
 

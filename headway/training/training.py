@@ -16,7 +16,7 @@ from headway.data.loader_set import LoaderSet
 from headway.distributed.call_barrier import call_barrier
 from headway.distributed.handler import check_range
 from headway.distributed.world import World
-from headway.errors import UsageError
+from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress
 from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
@@ -137,6 +137,7 @@ class Training:
                 f" on {self.accumulation.steps} and global_batch_size={self.global_batch_size}",
                 where="the script's assignment to .gradient_accumulation_steps",
                 fix=f"pass Accelerator(gradient_accumulation_steps={steps}, global_batch_size=...)",
+                code=Code.BATCH_SIZE,
             )
         self.accumulation.steps = steps
 

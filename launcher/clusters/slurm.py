@@ -12,7 +12,7 @@ from math import prod
 from shutil import which
 from typing import NamedTuple, NoReturn
 
-from headway.errors import ConfigError, LaunchError
+from headway.errors import Code, ConfigError, LaunchError
 from headway.ipc.numbering import NUMBERINGS, STEP_VARIABLE, Environ, is_numbered_step, is_task
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.ipc.stderr import flush_streams
@@ -226,6 +226,7 @@ def step_of(
             "srun started this launch, but the variables of its step are missing",
             where=f"{ALLOCATION_VARIABLE}={environ[ALLOCATION_VARIABLE]}, without SLURM_STEP_ID",
             fix="do not unset SLURM's variables in the job, or pass --cluster none",
+            code=Code.SLURM_STEP,
         )
     _check_num_machines(allocation, settings)
     words = [*launch] if ":" not in launch else ["sh", "-c", f"exec {shlex.join(launch)}"]
@@ -249,6 +250,7 @@ def run_step(step: Step) -> NoReturn:
             where=f"{JOB_VARIABLE}={step.environment[JOB_VARIABLE]}",
             fix="start it by srun outside the container, with --ntasks-per-node=1, or pass "
             "--num-machines 1 for a run on this machine alone",
+            code=Code.SLURM_STEP,
         ) from None
 
 
@@ -259,6 +261,7 @@ def _check_num_machines(allocation: Allocation, settings: Settings) -> None:
             f"num_machines is {requested}, but this job has {available}",
             where=settings.where("num_machines"),
             fix="remove num_machines: it defaults to the number of the job's machines",
+            code=Code.SLURM_STEP,
         )
 
 
@@ -272,6 +275,7 @@ def _min_cpus(environ: Environ) -> int:
             where=f"environment {_CPUS}",
             fix="keep SLURM's variables in the environment, or pass --num-machines 1 for a run on "
             "this machine alone",
+            code=Code.SLURM_STEP,
         ) from None
 
 

@@ -79,7 +79,7 @@ def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
     return messages.Failed(
         machine=machine,
         host=socket.gethostname(),
-        cause=problem.what,
+        cause=problem.title,
         where=problem.where,
         details="",
         fix=problem.fix,

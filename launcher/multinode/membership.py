@@ -12,7 +12,7 @@ import torch
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.devices.table import kind_of
-from headway.errors import HeadwayError, LaunchError
+from headway.errors import Code, HeadwayError, LaunchError
 from headway.ipc.records import Figures
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import log
@@ -309,6 +309,7 @@ class Membership:
             where=self._place,
             fix="start the run on machine 0, and open that port in its firewall; --main-address is "
             "a name or IP address of machine 0 that is valid on all machines",
+            code=Code.NO_CONNECTION,
         )
 
     def _join_over(self, link: socket.socket, progress: Callable[[], str]) -> HubClient:
@@ -336,7 +337,9 @@ class Membership:
         assert self.member is not None
         refused, peer_error = self.member.refused, self.member.peer_error
         if refused is not None:
-            return LaunchError(refused.what, where=refused.where, fix=refused.fix)
+            return LaunchError(
+                refused.what, where=refused.where, fix=refused.fix, code=Code.REFUSED
+            )
         if peer_error is None or not peer_error.reason:
             return self._not_machine_0(str(peer_error or "it closed the connection"))
         if peer_error.reason == "version":
@@ -344,11 +347,13 @@ class Membership:
                 f"machine 0 at {self._main} runs another version of Headway",
                 where=self._this,
                 fix="install the same version on every machine",
+                code=Code.OTHER_VERSION,
             )
         return LaunchError(
             f"machine 0 at {self._main} does not accept the key of {self._this}",
             where=f"environment {KEY_VARIABLE}" + ("" if self._key else ", which is not set"),
             fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
+            code=Code.KEY,
         )
 
     def _not_machine_0(self, what: str) -> LaunchError:
@@ -357,6 +362,7 @@ class Membership:
             where=self._place,
             fix="start the run on machine 0, or, if another program uses that port there, pass "
             "another --main-port on every machine",
+            code=Code.NO_CONNECTION,
         )
 
     @property

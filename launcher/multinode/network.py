@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any, ParamSpec, TypeVar
 
-from headway.errors import LaunchError
+from headway.errors import Code, LaunchError
 from headway.ipc.stderr import log
 from headway.launcher.multinode.messages import Probe
 
@@ -127,9 +127,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
             raise
         what, fix = _PORT_ERRORS[error.errno]
         kind = PortInUse if error.errno == errno.EADDRINUSE else LaunchError
-        raise kind(
-            what.format(port=port), where=f"main_address {host}, main_port {port}", fix=fix
-        ) from None
+        where = f"main_address {host}, main_port {port}"
+        raise kind(what.format(port=port), where=where, fix=fix, code=Code.PORT) from None
 
 
 def listening_host(address: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway._version import __version__
-from headway.errors import ConfigError
+from headway.errors import Code, ConfigError
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.launcher.multinode.messages import Fact, MachineFacts
 from headway.launcher.plan.plan import LaunchPlan
@@ -87,6 +87,7 @@ def run_key(environ: Mapping[str, str]) -> bytes:
             f"{KEY_VARIABLE} has {len(key)} characters, which is too short for a key",
             where=f"environment {KEY_VARIABLE}",
             fix=HOW_TO_SET,
+            code=Code.KEY,
         )
     return key.encode()
 

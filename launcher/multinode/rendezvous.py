@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from headway.errors import HeadwayError, LaunchError
+from headway.errors import Code, HeadwayError, LaunchError
 from headway.ipc.records import CrashSite, Figures
 from headway.launcher.multinode.network import (
     CHECK_EVERY_S,
@@ -190,6 +190,7 @@ def open_store(host: str) -> tuple[TCPStore, int]:
             where=_torch_error(error),
             fix="check the loopback interface (`ip address show lo`) and the limit of open files "
             "(`ulimit -n`)",
+            code=Code.NO_CONNECTION,
         ) from None
 
 
@@ -210,6 +211,7 @@ def _no_answer(address: str, port: int, error: Exception) -> LaunchError:
         f"torch's store at {host_port(address, port)} does not answer",
         where=_torch_error(error),
         fix="see the output of machine 0; if it is still running, check the network to it",
+        code=Code.NO_CONNECTION,
     )
 
 

@@ -67,7 +67,7 @@ def build_plan(
     if not found:
         found += _binding_problems(plan)
     if task is not None:
-        found = [p for p in found if p.code is not Code.TOO_FEW_GPUS]  # explained below
+        found = [p for p in found if p.code != Code.TOO_FEW_GPUS]  # explained below
         found += _task_problems(plan, task)
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
@@ -148,6 +148,7 @@ def _binding_problems(plan: LaunchPlan) -> Iterator[Problem]:
             "pass --numa-binding off, or start the ranks under numactl",
             names=("numa_binding",),
             is_of_machine=True,
+            code=Code.UNSUPPORTED_HERE,
         )
 
 

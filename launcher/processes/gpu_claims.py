@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
-from headway.errors import MachineError
+from headway.errors import Code, MachineError
 from headway.ipc.stderr import log
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
@@ -49,6 +49,7 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
             "devices is 'idle:...', which requires Linux, where launches can claim GPUs",
             where=f"system {sys.platform}",
             fix="select the GPUs: --devices 0,1",
+            code=Code.UNSUPPORTED_HERE,
         )
     began, own_name = time.monotonic(), f"{_WAITING}{time.monotonic_ns():020}-{os.getpid()}"
     logged_ahead: int | None = None  # the last logged number of launches ahead
@@ -70,6 +71,7 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
                     f"the idle GPUs are reserved for {_launches(ahead)}",
                     where="the queue of launches that wait for GPUs",
                     fix="wait with --wait, or select GPUs: --devices 0,1",
+                    code=Code.TOO_FEW_GPUS,
                 )
             if left_s <= 0:
                 return machine

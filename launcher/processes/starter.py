@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headway.errors import MORE_PROCESSES, LaunchError
+from headway.errors import MORE_PROCESSES, Code, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
 from headway.ipc.records import ProcessExit, ProcessStart, ServerReady, StartFailed, decode_record
 from headway.ipc.signals import SignalSafeEvent
@@ -254,6 +254,7 @@ def require_folder() -> None:
             "the working directory has been deleted",
             where="the shell of this launch",
             fix="`cd` to a folder that exists",
+            code=Code.CANNOT_START,
         ) from None
 
 
@@ -270,4 +271,5 @@ def cannot_start(error: OSError) -> LaunchError:
         + (f": {error.filename}" if error.filename else ""),
         where="the operating system",
         fix=fixes.get(error.errno or 0, "reinstall Headway in a working Python"),
+        code=Code.CANNOT_START,
     )

@@ -21,7 +21,7 @@ from importlib.util import MAGIC_NUMBER
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import Code, ConfigError, HeadwayError
 from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Crash, Frame, Heartbeat, ScriptEnd
@@ -159,6 +159,7 @@ def _run_file(file: str, main: types.ModuleType) -> None:
             f"script {file!r} can no longer be read: {error.strerror}",
             where="the start of this rank",
             fix="keep the script in place until all ranks have started, and for restarts",
+            code=Code.NO_PROGRAM,
         ) from None
     exec(code, main.__dict__)  # noqa: S102  the user's script
 

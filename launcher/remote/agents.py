@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from headway.errors import LaunchError, MachineError
+from headway.errors import Code, LaunchError, MachineError
 from headway.ipc.forking import die_with_parent
 from headway.ipc.typed import decode, kinds_of
 from headway.launcher.remote.protocol import HostReply, LaunchEnd
@@ -89,6 +89,7 @@ class AgentLink:
             where=f"host {self.name}",
             fix=f"`ssh -oBatchMode=yes {self.name} {sys.executable} --version` must work without "
             "a prompt, with the same Python there",
+            code=Code.SSH,
         )
 
     async def end(self) -> LaunchEnd | None:
@@ -108,6 +109,7 @@ class AgentLink:
             where=f"host {self.name}",
             fix="see ssh's messages above; a host that lost its network stops its launch when the "
             "network is back, or after about 15 minutes: wait for that before you start again",
+            code=Code.SSH,
         )
         return LaunchEnd(error.exit_code, f"error: {error}")
 
@@ -209,13 +211,17 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
         )
     except FileNotFoundError:
         raise MachineError(
-            "ssh was not found", where="PATH", fix="install OpenSSH's client"
+            "ssh was not found",
+            where="PATH",
+            fix="install OpenSSH's client",
+            code=Code.NOT_INSTALLED,
         ) from None
     except OSError as error:
         raise LaunchError(
             f"cannot start ssh for {host}: {error.strerror}",
             where=f"host {host}",
             fix="each host needs a process and some open files here: see `ulimit -u` and -n",
+            code=Code.SSH,
         ) from None
     return AgentLink(host, process, mark)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway._version import __version__
-from headway.errors import LaunchError, MachineError
+from headway.errors import Code, LaunchError, MachineError
 
 _MIN_POLL_S, _MAX_POLL_S = 1.0, 15.0  # between queries of SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
@@ -115,6 +115,7 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
             f"SLURM refused the job: {_last_line(done.stderr)}",
             where="sbatch",
             fix="correct the option in its message; `sinfo` lists the partitions",
+            code=Code.JOB,
         )
     return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
 
@@ -143,6 +144,7 @@ def state_of(job: str) -> JobState:
         f"cannot find job {job} in SLURM: {_last_line(shown.stderr)}",
         where="scontrol show job",
         fix="`squeue --me` lists your pending and running jobs",
+        code=Code.JOB,
     )
 
 
@@ -212,9 +214,8 @@ def copy_new(path: str, offset: int, write: Callable[[bytes], object]) -> int:
     except FileNotFoundError:  # the job has not started
         pass
     except OSError as error:
-        raise LaunchError(
-            f"cannot read the job's output: {error.strerror}", where=path, fix="check the path"
-        ) from None
+        what = f"cannot read the job's output: {error.strerror}"
+        raise LaunchError(what, where=path, fix="check the path", code=Code.UNREADABLE) from None
     return copied
 
 
@@ -226,6 +227,7 @@ def _run(
             f"{command[0]} was not found: SLURM is not installed here",
             where="PATH",
             fix="submit from a login node of the cluster",
+            code=Code.NOT_INSTALLED,
         )
     return subprocess.run(
         command,

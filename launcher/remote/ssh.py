@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
+from headway.errors import STOP_SIGNALS, Code, HeadwayError, LaunchError, Problem
 from headway.ipc.records import STOPPED_AND_SAVED
 from headway.ipc.stderr import log
 from headway.ipc.typed import encode
@@ -124,7 +124,7 @@ class _Run:
             elif answer.problem:
                 what = f"cannot launch on {machine.name}: {answer.problem}"
                 fix = "make the same folder and files available there, at the same paths"
-                problems.append(Problem(what, f"host {machine.name}", fix))
+                problems.append(Problem(what, f"host {machine.name}", fix, code=Code.SSH))
         if problems:
             raise LaunchError.of(problems)
         return [answer for answer in answers if isinstance(answer, HostReply)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway import errors
-from headway.errors import ConfigError, HeadwayError, Problem, WorkerFailed, did_you_mean
+from headway.errors import Code, ConfigError, HeadwayError, Problem, WorkerFailed, did_you_mean
 from headway.launcher.diagnosis.reasons import REASONS
 from tests.architecture.test_surface import FILE as SURFACE
 from tests.architecture.tree import product_files
@@ -93,16 +93,18 @@ def test_what_a_fix_names_exists() -> None:
 
 
 def test_an_error_is_three_lines() -> None:
-    error = ConfigError("device is 'tpu'", where="profile x, line 7", fix="write cpu")
+    error = ConfigError(
+        "device is 'tpu'", where="profile x, line 7", fix="write cpu", code=Code.BAD_VALUE
+    )
     assert str(error).splitlines() == [
-        "device is 'tpu'",
+        "device is 'tpu' [HW002]",
         "  from: profile x, line 7",
         "  fix:  write cpu",
     ]
 
 
 def test_several_problems_make_one_error() -> None:
-    error = ConfigError.of([Problem("a", "b", "c"), Problem("d", "e", "f")])
+    error = ConfigError.of([Problem("a", "b", "c", None), Problem("d", "e", "f", None)])
     assert isinstance(error, ConfigError)
     assert len(str(error).splitlines()) == 6
 

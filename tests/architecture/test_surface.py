@@ -13,6 +13,7 @@ from pathlib import Path
 
 import headway
 from headway.commands.config import SUBCOMMANDS
+from headway.commands.explain import read_pages
 from headway.commands.main import COMMANDS, main
 from headway.settings.profile_files import VARIABLE
 from headway.settings.table import TABLE
@@ -77,6 +78,7 @@ def surface() -> str:
     for command in sorted(commands):
         lines += [f"headway {command}"]
         lines += [f"headway {command} {flag}" for flag in flags_of(command)]
+    lines += [f"error {id}" for id in read_pages()]
     lines += [f"profile {name}" for name in TABLE]
     lines += [f"environment {row.variable}" for row in TABLE.values()]
     lines += [f"environment {VARIABLE}"]

@@ -140,7 +140,7 @@ def test_resume_waits_for_a_save_of_its_own_run(
 
 
 def fail(*_: object) -> None:
-    raise CheckpointError("the disk is full", where="there", fix="make space")
+    raise CheckpointError("the disk is full", where="there", fix="make space", code=None)
 
 
 SCRIPT = """
@@ -149,7 +149,7 @@ from headway import Accelerator
 from headway.checkpoint import saving
 from headway.errors import CheckpointError
 def fail(*_):
-    raise CheckpointError("the disk is full", where="there", fix="make space")
+    raise CheckpointError("the disk is full", where="there", fix="make space", code=None)
 atexit.register(print, "another exit handler")
 accelerator = Accelerator(cpu=True)
 accelerator.save_state("one", wait=False)
@@ -164,7 +164,7 @@ from headway import Accelerator
 from headway.checkpoint import saving
 from headway.errors import CheckpointError
 def fail(*_):
-    raise CheckpointError("the disk is full", where="there", fix="make space")
+    raise CheckpointError("the disk is full", where="there", fix="make space", code=None)
 atexit.register(print, "another exit handler")
 accelerator = Accelerator(cpu=True, project_dir="two")
 model = torch.nn.Linear(1, 1)

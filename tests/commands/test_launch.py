@@ -337,7 +337,7 @@ def test_a_full_disk_under_the_output_is_one_line(words: str) -> None:
     script("pass")
     done = in_shell(f"HEADWAY {words} >/dev/full")
     assert done.returncode == 1
-    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+    assert done.stderr == "error: the output cannot be written: No space left on device [HW010]\n"
 
 
 def test_a_removed_working_directory_is_no_reason_for_a_traceback() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs import errors, reference
-from headway.errors import Code
+from headway.commands import explain
 from headway.ipc.origin import Layer
 from headway.settings.profile import parse_profile
 from headway.settings.table import TABLE
@@ -60,16 +60,45 @@ def test_every_setting_is_in_its_reference() -> None:
         assert f"`{row.variable}`" in page
 
 
-def test_every_code_of_an_error_has_a_cause_and_a_command_that_shows_it() -> None:
-    examples = errors.examples()
-    assert set(examples) == set(Code)
+def test_the_commands_of_the_page_of_errors_print_their_ids() -> None:
+    pages = [page for page in explain.read_pages().values() if errors.command_of(page)]
+    assert len(pages) > 30
     with errors.stage():
-        for code, example in examples.items():
-            assert example.cause
-            if example.flags is None:
-                assert example.fix
-            else:
-                assert code in [problem.code for problem in errors.problems_of(example)]
+        for page in pages:
+            assert f" [{page.id}]\n" in errors.printed_by(page)[1]
+
+
+RAISING = """
+import json, sys, torch
+from headway import Accelerator, replace_accelerate
+from headway.state import AcceleratorState
+raised = {}
+for id, example in json.loads(sys.argv[1]).items():
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loss = model(torch.ones(2)).sum()
+    try:
+        exec(example)
+    except Exception as error:
+        raised[id] = str(error)
+print(json.dumps(raised))
+"""
+
+
+@pytest.mark.processes
+def test_the_python_examples_of_errors_raise_them(tmp_path: Path) -> None:
+    examples = {
+        page.id: page.example.strip("`")
+        for page in explain.read_pages().values()
+        if re.fullmatch("`[^`]+`", page.example) and not errors.command_of(page)
+    }
+    assert len(examples) > 10
+    words = [sys.executable, "-c", RAISING, json.dumps(examples)]
+    raised = json.loads(run(words, environment(), cwd=tmp_path, timeout_s=120, code=0).stdout)
+    for id, example in examples.items():
+        assert f" [{id}]\n" in raised.get(id, ""), (example, raised.get(id))
 
 
 def test_blocks_are_in_languages_that_a_test_runs_or_that_only_show() -> None:

@@ -71,7 +71,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
 
 
 BEFORE_RANKS = [
-    (LaunchError("no server", where="here", fix="again"), 4, "no server"),
+    (LaunchError("no server", where="here", fix="again", code=None), 4, "no server"),
     (OSError(errno.EMFILE, "Too many open files"), 4, "the ranks cannot be started: Too many"),
     (RuntimeError("can't start new thread"), 4, "the ranks cannot be started: can't start"),
     (KeyboardInterrupt(), 130, "KeyboardInterrupt"),

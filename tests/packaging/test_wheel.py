@@ -39,7 +39,7 @@ def test_the_wheel_holds_exactly_the_tracked_code(wheel: Path) -> None:
     expected = {
         f"headway/{name.removeprefix('headway/')}"
         for name in tracked_files()
-        if name.startswith(PACKAGED) and name.endswith((".py", "/py.typed"))
+        if name.startswith(PACKAGED) and name.endswith((".py", "/py.typed", "/errors.md"))
     }
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}

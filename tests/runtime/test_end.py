@@ -106,7 +106,7 @@ def test_the_rest_is_ended_where_the_checkpoint_could_not_be_saved(
     training: tuple[Training, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
-        raise CheckpointError("no", where=str(Path()), fix="none")
+        raise CheckpointError("no", where=str(Path()), fix="none", code=None)
 
     with monkeypatch.context() as patch:
         patch.setattr(saving, "save_tensors", fail)

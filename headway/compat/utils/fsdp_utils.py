@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.compat.forwarding import forward
 from headway.distributed.call_barrier import call_barrier
-from headway.errors import CheckpointError, UsageError
+from headway.errors import CheckpointError, Code, UsageError
 
 if TYPE_CHECKING:
     from headway.checkpoint.training_state import SavedState
@@ -134,6 +134,7 @@ def _only(accelerator: Any, *objects: Any) -> Training:
             f"a {type(objects[prepared.index(None)]).__name__} has not been prepared",
             where="the script's call that saves or loads it",
             fix="pass it to prepare() first",
+            code=Code.NOT_PREPARED,
         )
     other = copy(training)
     other.prepared = [pair for pair in training.prepared if any(pair[1] is p for p in prepared)]
@@ -168,6 +169,7 @@ def _load(
             f"{folder.name} does not exist: the checkpoint is from a run without sharding",
             where=str(folder.parent),
             fix="resume with the strategy that saved it, such as `--strategy ddp`, or start over",
+            code=Code.MISMATCH,
         )
     call_barrier("the loading of a sharded model or optimizer")
     loaded = load_checkpoint(folder, shard_like(training))

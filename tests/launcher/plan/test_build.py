@@ -37,7 +37,7 @@ def refused(machine: str = "laptop_cpu", **flags: str) -> str:
     with pytest.raises(ConfigError) as caught:
         plan(machine, **flags)
     (problem,) = caught.value.problems
-    assert problem.code is Code.TASKS
+    assert problem.code == Code.TASKS
     return problem.what
 
 

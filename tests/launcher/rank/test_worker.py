@@ -94,11 +94,12 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
 
 
 def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> None:
-    text = "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n"
+    text = "from headway.errors import UsageError\n"
+    text += "raise UsageError('a', where='b', fix='c', code='HW501')\n"
     rank, sent = run_as_rank(script(text))
     (crash,) = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
     assert crash.fix == "c"
-    assert crash.traceback.endswith("UsageError: a\n  from: b\n")
+    assert crash.traceback.endswith("UsageError: a [HW501]\n  from: b\n")
     assert rank.stderr == crash.traceback + "  fix:  c\n"
 
 
