@@ -1,1 +1,1 @@
-"""The launcher: makes a plan from the settings and the machine, and runs its ranks."""
+"""The launcher: plans a launch from the settings and the machine, and runs the ranks."""

@@ -1,4 +1,4 @@
-"""A minimal init for a launcher that runs as PID 1, such as in a container.
+"""A minimal init for a launcher that runs as PID 1, for example in a container.
 
 The kernel applies no default signal actions to PID 1, so a script without handlers would ignore
 SIGTERM, and the container's orphans would remain zombies.
@@ -23,9 +23,9 @@ _NOT_FORWARDED = {
 
 
 def leave_pid_1() -> None:
-    """Fork and return in the child; the parent forwards signals and reaps orphans until it exits.
+    """Fork and return in the child; until it exits, the parent forwards signals and reaps orphans.
 
-    The child gets its own process group, in the terminal's foreground: Ctrl-C reaches it once.
+    The child gets a new process group in the terminal's foreground, so Ctrl-C reaches it once.
     """
     forwarded = signal.valid_signals() - _NOT_FORWARDED
     awaited = {*forwarded, signal.SIGCHLD}

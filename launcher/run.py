@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headway.launcher.diagnosis.run_socket import RunSocket
     from headway.launcher.processes.starter import Starter
 
-_DIFF_WITHIN_S = 0.5  # limit of `git diff` before a single process starts
+_DIFF_WITHIN_S = 0.5  # time limit on `git diff` before a single process starts
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
 ) -> int:
     """Run the plan and return the exit code; does not return if the script replaces this process.
 
-    `start` returns the launch's entry in the run record; if it is None, no record is written.
+    `start` returns the launch's entry in the run record; if `start` is None, no record is written.
     Raises LaunchError or WorkerFailed.
     """
     environment = launch_environment(plan, environ)
@@ -117,7 +117,7 @@ def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | No
 
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
-    """Write the record of a process without a launcher; return the variable with its path."""
+    """Write the run record of a process without a launcher; return the variable with its path."""
     from headway.history.store import begin, failure_message, new_path
 
     path = new_path(environ)
@@ -133,7 +133,7 @@ def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> di
 def _record_run(
     plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Launch] | None
 ) -> Iterator[Recorder | None]:
-    """Record the run in the block, including an exception that ends it."""
+    """Record the run in the `with` block, including an exception that ends the run."""
     recorder: Recorder | None = None
     try:
         if start is not None:
@@ -209,7 +209,7 @@ def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> No
 
 
 def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
-    """Run the script in this interpreter, where an IDE's debugger sees it."""
+    """Run the script in this interpreter, so that an IDE's debugger can debug it."""
     import atexit
 
     from headway.launcher.rank import worker
@@ -218,7 +218,7 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
         del os.environ[name]
     os.environ.update(environment)
     if not worker.is_path_safe():
-        del sys.path[0]  # where Python found `headway`; the script's folder replaces it
+        del sys.path[0]  # the folder of the `headway` command; the script's folder replaces it
     if signal.getsignal(signal.SIGTERM) is signals.exit_on_signal:
         signals.reset_handlers(signal.SIGTERM)
     atexit.register(worker.finish_process)

@@ -1,7 +1,7 @@
 """Settings, rank and job id of this process, from a cluster's environment variables.
 
-The first row of `table.py` that matches the environment provides a layer of settings, which every
-value set by the user overrides. Does not import torch.
+The first row of `table.py` that matches the environment provides a layer of settings. Values set by
+the user override this layer. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIXES = (
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:
     """Return the settings from the cluster's variables in `environ`, with the variables as origins.
 
-    `layers` are the user's settings in increasing precedence; they may set `cluster`. A launch
+    `layers` are the user's settings in order of precedence; they may set `cluster`. A launch
     inside a rank is not part of that rank's run.
     """
     wanted = _wanted(layers)
@@ -66,7 +66,7 @@ def _is_in_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(layers: Sequence[Entries]) -> str:
-    """Return the user's `cluster` setting, else `auto`; unknown names are reported elsewhere."""
+    """Return the user's `cluster` setting, or `auto`; unknown names are reported elsewhere."""
     row = TABLE["cluster"]
     named = [layer["cluster"] for layer in layers if "cluster" in layer]
     return str(row.parse(named[-1].raw)) if named and row.accepts(named[-1].raw) else AUTO

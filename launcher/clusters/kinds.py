@@ -1,4 +1,4 @@
-"""A kind of cluster: its detection, and its settings by variable."""
+"""A kind of cluster: its detection, and the variables that provide its settings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ClusterKind(NamedTuple):
 
     `derive` returns the settings that are computed from variables; invalid entries have problems.
     `task` returns this process's rank if the cluster started every rank, and None if it started
-    one launch per machine. Other packages add a kind by an entry point of the group
-    `headway.clusters`, which has the kind's name.
+    one launch per machine. Other packages add a kind with an entry point in the group
+    `headway.clusters` that has the kind's name.
     """
 
     name: str  # value of the setting `cluster`
-    is_detected: Callable[[Environ], bool]  # whether this process runs on this kind
-    variables: Mapping[str, str]  # variable by setting
+    is_detected: Callable[[Environ], bool]  # whether this process runs on such a cluster
+    variables: Mapping[str, str]  # names of variables, by setting
     derive: Callable[[Environ], Entries]
     task: Callable[[Environ], Ranks | None] = lambda _: None
-    job_variable: str = ""  # its value is the id of the job
+    job_variable: str = ""  # the variable that contains the job's id
     overrides: tuple[str, ...] = ()  # kinds whose variables are ignored
 
 

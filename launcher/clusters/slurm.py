@@ -60,7 +60,7 @@ def read_repeated(text: str) -> list[int]:
 
 
 def _numbers(ranges: str) -> Iterator[str]:
-    """Yield 03, 04, 7 for 03-04,7, zero-padded like the start of the range."""
+    """Yield the numbers of ranges, zero-padded like each range's start: 03, 04, 7 for 03-04,7."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
@@ -81,7 +81,7 @@ class Allocation(NamedTuple):
     """The machines of a job, or of an interactive shell's step."""
 
     nodes: tuple[str, ...]
-    is_here: bool  # whether this process runs on one of them
+    is_here: bool  # whether this process runs on one of the machines
     shell_nodes: str = ""  # node list of the interactive shell's step, if any
 
 
@@ -115,7 +115,7 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _job_settings(environ: Environ) -> Entries:
-    """Return the settings of a job, outside of its steps."""
+    """Return the settings for a process of a job outside of the job's steps."""
     allocation = allocation_of(environ)
     entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
     if len(allocation.nodes) > 1:
@@ -124,7 +124,7 @@ def _job_settings(environ: Environ) -> Entries:
 
 
 def requested_tasks(environ: Environ) -> str:
-    """Return the tasks per node that the job requests, in SLURM's notation; empty if none."""
+    """Return the job's requested tasks per node in SLURM's notation, or an empty string."""
     return environ.get("SLURM_TASKS_PER_NODE", "") if "SLURM_NTASKS" in environ else ""
 
 
@@ -147,7 +147,7 @@ def _step_settings(environ: Environ) -> Entries:
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
-    """Return num_processes if the job requests several tasks per node; 1 is SLURM's default."""
+    """Return num_processes if the job requests several tasks per node; SLURM's default is 1."""
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}
@@ -203,7 +203,7 @@ def step_of(
 ) -> Step | None:
     """Return the step in which to run the command `launch`; None to run it in this process.
 
-    A job on one machine also gets a step, unless it has a terminal: SLURM signals steps, not the
+    On one machine, a step is also used, unless there is a terminal: SLURM signals steps, not the
     batch script, before the time limit and on preemption. If the user sets the machine rank or the
     main address, the user starts the launch on each machine.
 
@@ -239,7 +239,7 @@ def step_of(
 
 
 def run_step(step: Step) -> NoReturn:
-    """Replace this process with srun, which returns the highest exit code; raises LaunchError."""
+    """Replace this process with srun, which returns the highest exit code of its tasks."""
     flush_streams()
     try:
         os.execvpe(step.command[0], step.command, step.environment)
@@ -266,7 +266,7 @@ def _check_num_machines(allocation: Allocation, settings: Settings) -> None:
 
 
 def _min_cpus(environ: Environ) -> int:
-    """Return the job's smallest number of CPUs on a machine."""
+    """Return the smallest number of CPUs that the job has on a machine."""
     try:
         return min(read_repeated(environ[_CPUS]))
     except (KeyError, ValueError):
@@ -280,7 +280,7 @@ def _min_cpus(environ: Environ) -> int:
 
 
 def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]:
-    """Return the srun command: one task per machine, with all CPUs of the job.
+    """Return the srun command for one task per machine, with all CPUs of the job.
 
     The launchers stop each other; srun must not kill launchers whose ranks are still saving. Other
     steps, such as a shell's, may share the CPUs and GPUs.
@@ -294,7 +294,7 @@ def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]
 
 
 def _environment(environ: Environ) -> dict[str, str]:
-    """Return the environment of the step, with a key that only its launchers share."""
+    """Return the environment of the step, with a key that only the step's launchers share."""
     inherited = {name: text for name, text in environ.items() if not name.startswith(_STEP_OPTIONS)}
     return {
         KEY_VARIABLE: secrets.token_hex(32),

@@ -1,6 +1,6 @@
 """The table of cluster kinds, and the settings from the detected cluster's variables.
 
-The rows of Kubernetes, SkyPilot, Alibaba's PAI and torchrun are here; see `slurm.py` and `mpi.py`.
+The rows of SLURM and MPI are in `slurm.py` and `mpi.py`; all other rows are here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _skypilot(environ: Environ) -> Entries:
 
 
 def _ranked(environ: Environ) -> Entries:
-    """Read RANK as the machine's rank if NPROC_PER_NODE is set; otherwise it is ambiguous."""
+    """Read RANK as the machine's rank if NPROC_PER_NODE is set; otherwise RANK is ambiguous."""
     if _PROCESSES in environ:
         return {
             "num_machines": Entry(environ["WORLD_SIZE"], origin_of("WORLD_SIZE")),
@@ -58,7 +58,7 @@ SKYPILOT = ClusterKind(
     {"num_machines": _SKYPILOT.size, "machine_rank": _SKYPILOT.rank},
     _skypilot,
 )
-KUBERNETES = ClusterKind(  # the manifest sets HEADWAY_NUM_MACHINES and address
+KUBERNETES = ClusterKind(  # the manifest also sets HEADWAY_NUM_MACHINES and the address
     "kubernetes", lambda environ: _INDEX in environ, {"machine_rank": _INDEX}, lambda _: {}
 )
 RANKED = ClusterKind(
@@ -80,7 +80,7 @@ _VARIABLES = {
 
 
 def _derive(environ: Environ) -> Entries:
-    """Read PET_NPROC_PER_NODE and PET_NNODES; processes are detected for values such as `auto`."""
+    """Read torchrun's variables; num_processes is unset for values such as `auto`."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
     processes = {} if is_detected else {"num_processes": Entry(text, origin_of(_NPROC))}
@@ -90,7 +90,7 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _endpoint(environ: Environ) -> Entries:
-    """Read HOST:PORT, unless PET_MASTER_ADDR is set."""
+    """Read HOST:PORT from PET_RDZV_ENDPOINT, unless PET_MASTER_ADDR is set."""
     if _VARIABLES["main_address"] in environ or not environ.get(_ENDPOINT):
         return {}
     host, colon, port = environ[_ENDPOINT].rpartition(":")
@@ -119,7 +119,7 @@ _COMPARED = ("num_machines", "machine_rank")
 
 
 def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
-    """Return the settings of the first row that matches, with the variables as origins.
+    """Return the settings of the first matching row, with the variables as origins.
 
     `wanted` is the user's `cluster` setting, or `auto`; `sets_num_machines` is whether the user
     set num_machines.
@@ -137,7 +137,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
         return NOTHING
     first = here[0]
     entries = _entries(first, environ)
-    is_number = entries.keys() == {"machine_rank"}  # every indexed Job has one
+    is_number = entries.keys() == {"machine_rank"}  # every pod of an indexed Job has one
     if not entries or (is_number and not sets_num_machines):
         return NOTHING
     others = [row for row in here[1:] if row.name not in (*first.overrides, RANKED.name)]
@@ -148,7 +148,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
 
 
 def row_of(name: str) -> ClusterKind:
-    """Return the row with this name, possibly from another package; raises KeyError."""
+    """Return the row named `name`, possibly from another package; KeyError if there is none."""
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]
@@ -157,7 +157,7 @@ def row_of(name: str) -> ClusterKind:
 
 
 def _refused(environ: Environ) -> Entries:
-    """Return an error if an unsupported launcher started several machines or processes."""
+    """Return an error if an unsupported launcher started more than one machine or process."""
     for row in NUMBERINGS.values():
         try:
             count = row.count(environ)
@@ -205,7 +205,7 @@ def _missing(name: str) -> Entry:
 
 
 def _conflicts(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries that another cluster contradicts, each with a fault."""
+    """Yield the entries that another cluster contradicts, each with a problem."""
     for name in entries.keys() & others.keys() & {*_COMPARED}:
         one, other = entries[name], others[name]
         if one.problems or other.problems or one.raw == other.raw:

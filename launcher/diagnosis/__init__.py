@@ -1,4 +1,4 @@
-"""Find the causes of failures and hangs.
+"""Finds the causes of failures and hangs.
 
 Never starts, stops or signals ranks, except to request their stacks.
 """

@@ -23,10 +23,10 @@ from headway.launcher.diagnosis.reasons import (
 from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback, user_frame
 from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATION_ERRORS, contains
 
-_EXIT_DELAY_S = 5.0  # until the launcher notices an exit, on a busy machine
-_MAX_LINES = 12  # of a failed rank's output, in the report
-_RECORDED_LINES = 40  # of its output, in the run's record
-# what differs between repetitions of an error: an address, a loader worker's number
+_EXIT_DELAY_S = 5.0  # for the launcher to notice an exit on a busy machine
+_MAX_LINES = 12  # of a failed rank's output in the report
+_RECORDED_LINES = 40  # of a failed rank's output in the run record
+# text that differs between repetitions of an error: addresses, numbers of loader workers
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=worker process )\d+")
 
 
@@ -40,9 +40,9 @@ class RankExit(NamedTuple):
     was_stopping: bool  # exited after the launcher started to stop the ranks
     crash: Crash | None = None  # the unhandled exception
     message: str = ""  # the text of sys.exit("text")
-    exited_silently: bool = True  # os._exit or a signal: reported no end or exception
+    exited_silently: bool = True  # by os._exit or a signal, without a report
     feature_use: FeatureUse | None = None  # resources used, if the program ran to completion
-    killed_after_s: float | None = None  # by the launcher, after the grace period
+    killed_after_s: float | None = None  # time until the launcher killed the rank
 
     @property
     def is_failure(self) -> bool:
@@ -57,7 +57,7 @@ class Failure(NamedTuple):
     world_size: int
     evidence: Evidence  # for the first failure
     last_lines: tuple[str, ...] = ()  # of the first rank's output
-    mentions_communication: bool = False  # in these lines
+    mentions_communication: bool = False  # whether these lines contain a communication error
     killed: tuple[RankExit, ...] = ()  # victims that the launcher killed after the grace period
 
     @property
@@ -66,14 +66,14 @@ class Failure(NamedTuple):
 
     @property
     def suspicion(self) -> int:
-        """Likelihood that another machine's failure caused this one: 0 (none), 1 or 2 (high)."""
+        """Likelihood that a failure on another machine caused this failure: 0, 1 or 2 (high)."""
         if not _may_be_victim(self.first):
             return 0
         return 2 if self.first.crash is not None or self.mentions_communication else 1
 
     @property
     def site(self) -> CrashSite | None:
-        """Identifies repetitions of this failure; None if a restart may help."""
+        """The key that identifies repetitions of this failure; None if a restart may help."""
         crash = self.first.crash
         if crash is None or is_transient(self.evidence) or self.suspicion:
             return None
@@ -115,7 +115,7 @@ class Failure(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The suggested fix; a HeadwayError contains one."""
+        """The fix in a HeadwayError, or the fix for the reason."""
         crash = self.first.crash
         return (crash.fix if crash is not None else "") or formatted(self.reason.fix, self.evidence)
 
@@ -137,14 +137,14 @@ def find_failure(
     signals_received: Collection[int] = (),
     silent_fails: bool = False,
 ) -> Failure | None:
-    """Return the first failure among `exits`, or None when no rank failed.
+    """Return the first failure among `exits`, or None if no rank failed.
 
-    A rank that exited silently (os._exit, a signal) comes before a rank that failed because the
-    connection to it was lost, even if the launcher noticed its exit slightly later. An abort is not
-    silent if the rank's last lines contain a communication error: victims abort, too.
+    A silent exit (os._exit, a signal) takes precedence over the failure of a rank that lost its
+    connection to the exited rank, even if the launcher noticed the exit slightly later. An abort is
+    not silent if the rank's last lines contain a communication error: victims abort, too.
 
     `ranks` are all ranks of this machine. `divergence` is only used if the first failure is a
-    communication error. With `silent_fails`, os._exit(0) is a failure. See also `Evidence`.
+    communication error. With `silent_fails`, os._exit(0) is a failure. For others, see `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)

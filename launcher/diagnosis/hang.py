@@ -1,4 +1,4 @@
-"""Compares the ranks' positions, and finds the ranks that their peers wait for."""
+"""Compares the ranks' positions, and finds the ranks that their peers are waiting for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INIT_FUNCTION = "init_process_group"  # creates the default process group
 
 
 class NoStack(Enum):
-    """Why the stack of a running rank is unknown."""
+    """The reason that the stack of a running rank is unknown."""
 
     UNCONNECTED = "it is not Python, is still starting, or has closed the launcher's descriptors"
     STOPPED = "its process is stopped"
@@ -57,7 +57,7 @@ class Exit(NamedTuple):
 
 class RankStatus(NamedTuple):
     rank: int
-    exit: Exit | None = None  # None while running
+    exit: Exit | None = None  # None while the rank is running
     no_stack: NoStack | None = None
     stacks: tuple[Stack, ...] = ()  # of all threads, the main thread first
     groups: tuple[Group, ...] | None = None  # None: unknown
@@ -78,19 +78,19 @@ class RankStatus(NamedTuple):
 
 class RankFacts(NamedTuple):
     rank: int
-    code: int | None = None  # of the process; None while running
+    code: int | None = None  # exit code; None while the process is running
     ends: Sequence[Crash | ScriptEnd] = ()  # as reported
     groups: tuple[Group, ...] | None = None
     progress: ProgressSnapshot | None = None
-    answer: StatusReply | None = None  # the last one; None if the channel is closed
+    answer: StatusReply | None = None  # the last answer; None if the channel is closed
     process: ProcessState | None = None  # set if the rank does not answer
 
 
 def rank_status(facts: RankFacts) -> RankStatus:
-    """Return a rank's status: the position in its stack, or that it has exited.
+    """Return a rank's status: its stacks, or its exit.
 
-    A running process counts as exited if its script has finished, no collective is pending, and
-    Python does not wait for threads.
+    A process is treated as exited once its script has finished, no collective is pending, and
+    Python is not waiting for threads.
     """
     status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
     end = next((end for end in facts.ends if isinstance(end, ScriptEnd)), None)
@@ -118,23 +118,23 @@ def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
 
 
 def _before_crash(group: Group) -> Group:
-    """Return the group before the crash: torch marks a failed collective as done."""
+    """Mark the last collective as pending, because torch marks a failed collective as done."""
     return group._replace(
         collectives=tuple(call._replace(is_done=False) for call in group.collectives[-1:])
     )
 
 
 class Divergence(NamedTuple):
-    """Two sets of ranks at different positions; each sentence can be extended by a position."""
+    """Two sets of ranks at different positions; a position can be appended to each sentence."""
 
-    ranks: tuple[int, ...]  # the ranks that are waited for; may be empty
+    ranks: tuple[int, ...]  # the ranks that the others wait for; may be empty
     sentence: str
     others: tuple[int, ...]  # the waiting ranks
     others_sentence: str
 
 
 class Hang(NamedTuple):
-    """No progress on any rank; the interface is that of `failures.Failure`."""
+    """A hang, in which no rank makes progress; has the interface of `failures.Failure`."""
 
     statuses: tuple[RankStatus, ...]
     after_s: int
@@ -196,7 +196,7 @@ def _no_stack_reason(status: RankStatus) -> str:
 
 
 def explain(statuses: Sequence[RankStatus]) -> list[str]:
-    """Return the ranks' positions, one line per set of ranks; ranks waited for come first."""
+    """Return the ranks' positions, one line per set of ranks; waiting ranks come last."""
     found = find_divergences(statuses)
     lines = [item.sentence + _format_places(statuses, item.ranks) for item in found if item.ranks]
     lines = lines or ["no rank is known to be behind the others"]
@@ -330,7 +330,7 @@ def _format_place(status: RankStatus) -> str:
 
 
 def describe(statuses: Sequence[RankStatus], idle_s: float) -> str:
-    """Return the formatted positions and stacks; the last progress was `idle_s` ago."""
+    """Return the formatted positions and stacks; the last progress was `idle_s` seconds ago."""
     if not statuses:
         return "no rank has started yet"
     heading = f"{named([status.rank for status in statuses])}: last progress {idle_s:.0f} s ago"

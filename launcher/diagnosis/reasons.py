@@ -36,23 +36,23 @@ from headway.launcher.diagnosis.torch_messages import (
 
 
 class Evidence(NamedTuple):
-    code: int  # of the process; negative for a signal
+    code: int  # exit code of the process; negative for a signal
     crash: Crash | None = None  # the unhandled exception
     message: str = ""  # the text of sys.exit("text")
     memory_kills: int = 0  # by the kernel's OOM killer during the run
     lost_reader: str = ""  # the launcher's streams whose reader disconnected
-    divergence: tuple[str, ...] = ()  # of the ranks, for a communication error
-    killed_after_s: float | None = None  # by the launcher, after the grace period
-    exited_silently: bool = False  # without reporting an end or an exception
+    divergence: tuple[str, ...] = ()  # the ranks' positions, after a communication error
+    killed_after_s: float | None = None  # time until the launcher killed the rank
+    exited_silently: bool = False  # by os._exit or a signal, without a report
     is_forwarded: bool = False  # the launcher received the signal first
 
 
 class Reason(NamedTuple):
     """A reason for a failure.
 
-    `cause` is a sentence with the fields {rank} ("rank 1 of 4"), {exception}, {signal}, {code},
-    {message}, {memory_kills}, {lost_reader} and {divergence}. `fix` may be empty, and may also
-    contain {installer} and {module}, the name of the missing module's package.
+    `cause` is a sentence that may contain the fields {rank} ("rank 1 of 4"), {exception}, {signal},
+    {code}, {message}, {memory_kills}, {lost_reader} and {divergence}. `fix` may be empty, and may
+    also contain {installer} and {module}, the name of the missing module's package.
     """
 
     name: str  # a unique identifier
@@ -117,7 +117,7 @@ REASONS = (
     ),
     _for_crash(
         "shared_memory_full",
-        # the whole traceback includes that of a loader worker
+        # the whole traceback includes the traceback of a loader worker
         lambda crash: (
             contains(crash.traceback, SHARED_MEMORY_FULL)
             or (contains(crash.message, [DISK_FULL]) and contains(crash.traceback, [NEW_SEMAPHORE]))
@@ -241,7 +241,7 @@ _TRANSIENT = (
     *("reader_left", "ranks_diverged", "device_out_of_memory", "out_of_memory"),
     *("shared_memory_full", "loader_worker_killed", "no_process"),
 )
-_CONNECTION_ERRORS = (  # exceptions of Python, requests, urllib3 and httpx, by their classes
+_CONNECTION_ERRORS = (  # class names of exceptions of Python, requests, urllib3 and httpx
     *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"),
     *("ConnectionAbortedError", "TimeoutError", "gaierror", "herror", "URLError", "HTTPError"),
     *("RemoteDisconnected", "IncompleteRead", "IncompleteReadError", "SSLError", "ProtocolError"),
@@ -251,13 +251,13 @@ _CONNECTION_ERRORS = (  # exceptions of Python, requests, urllib3 and httpx, by 
 
 
 def is_transient(evidence: Evidence) -> bool:
-    """Return whether a restart may help: a memory, disk or connection error, or no exception."""
+    """Return whether a restart may help: after a memory, disk or connection error or a plain exit."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
         return True
     if crash.kind in _CONNECTION_ERRORS or is_communication_error(crash):
         return True
-    # by text: errors from loader workers and other ranks have no errno
+    # searches the text, because errors from loader workers and other ranks have no errno
     return contains(f"{crash.message}\n{crash.traceback}", DISK_FAILED)
 
 
@@ -297,7 +297,7 @@ def _has_lost_loader_worker(seen: Evidence) -> bool:
 
 
 def is_out_of_memory(crash: Crash) -> bool:
-    """Return whether a device ran out of memory: by class on CUDA, by message on MPS."""
+    """Return whether a device ran out of memory; MPS errors are recognized by their message."""
     return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
 
 

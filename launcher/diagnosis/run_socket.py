@@ -25,7 +25,7 @@ from headway.launcher.diagnosis.stacks import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"
-_TIMEOUT_S = 5.0  # per message, without the time to prepare the answer
+_TIMEOUT_S = 5.0  # per message, excluding the time to prepare the answer
 _REQUEST_TIMEOUT_S = 1.0  # from connection to request; other clients wait
 _RETRY_DELAY_S = 0.1
 _MAX_REQUEST = 4096  # bytes
@@ -74,7 +74,7 @@ class RunSocket:
         self._is_closing = True
         with suppress(OSError):  # wakes the thread on Linux
             self._socket.shutdown(socket.SHUT_RDWR)
-        if not _HAS_ABSTRACT_NAMES:  # other systems need a connection for that
+        if not _HAS_ABSTRACT_NAMES:  # on other systems, a connection wakes it
             with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as waking:
                 waking.connect(self._address)
         self._thread.join()
@@ -119,7 +119,7 @@ def _run_at(address: str) -> ActiveRun | None:
 
 
 def _suspended_run(pid: int) -> ActiveRun | None:
-    """Return a run whose launcher does not answer, if it is suspended, else None."""
+    """Return the run of a launcher that does not answer if it is suspended, else None."""
     if not read_state(pid).is_stopped:
         return None
     return ActiveRun(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
@@ -130,7 +130,7 @@ class _NoAnswer(Exception):
 
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
-    """Return a launcher's report on its ranks, or None if it has exited; raises TimeoutError."""
+    """Return a launcher's report on its ranks; None if it has exited; raises TimeoutError."""
     for address in _list_addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
@@ -157,7 +157,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
 def _send_request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
-    """Return the run and answer of the launcher at `address`; None for other users' launchers."""
+    """Return the run and answer of the launcher at `address`; no run if another user owns it."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
         try:
@@ -218,7 +218,7 @@ def runtime_folder() -> str:
 
 
 def _create_private_folder(folder: str) -> str:
-    """Create a folder for this user only; raises PermissionError if others can access it."""
+    """Create a folder for this user only; raises PermissionError if other users can access it."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)

@@ -50,7 +50,7 @@ def user_frame(stack: Stack) -> Frame | None:
 
 
 def _is_in_library(file: str) -> bool:
-    # user site-packages, and those named in .pth files, are outside of this Python's folders
+    # user site-packages and folders in .pth files are outside of this Python's folders
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
 
 
@@ -65,7 +65,7 @@ def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
 
 
 def is_joining_threads(stacks: Sequence[Stack]) -> bool:
-    """Return whether the script has finished, and Python joins its non-daemon threads."""
+    """Return whether the script has finished, and Python is joining its non-daemon threads."""
     file, function = JOINING_THREADS
     main = stacks[0] if stacks else ()
     return any(frame.function == function and frame.file.endswith(file) for frame in main)

@@ -33,7 +33,7 @@ from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, rank_st
 from headway.launcher.diagnosis.stacks import read_state
 
 _ANSWER_TIMEOUT_S = 3.0  # sufficient for a rank's thread on a busy machine
-_SUSPENSION_S = 1.0  # a select() this much too long means that Ctrl-Z stopped this process
+_SUSPENSION_S = 1.0  # if select() takes this much too long, Ctrl-Z stopped this process
 _POLL_S = 0.02
 NO_GROUP_AFTER_S = 60  # from the start to the check whether ranks joined a process group
 _ASK_INTERVAL_S = 10.0  # the longest with a `hang_timeout`
@@ -64,7 +64,7 @@ class Watch:
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
         self._note_figures = note_figures
-        self._ranks: dict[int, RankChannel] = {}  # of this attempt
+        self._ranks: dict[int, RankChannel] = {}  # the ranks of this attempt
         self._num_starting = 0  # 0 once all ranks are ready
         self._group_check_at = inf  # the time to check whether the ranks joined a group
         self._progress_at = time.monotonic()
@@ -79,7 +79,7 @@ class Watch:
         self._thread.start()
 
     def begin_attempt(self, num_ranks: int) -> None:
-        """Replace the last attempt's ranks; the new one has `num_ranks` on this machine."""
+        """Replace the last attempt's ranks with `num_ranks` new ranks on this machine."""
         with self._lock:
             self._ranks.clear()
             self._num_starting, self._group_check_at = num_ranks, inf
@@ -88,7 +88,7 @@ class Watch:
             self._progress_at = time.monotonic()
 
     def add(self, rank: int, pid: int, channel: int) -> None:
-        """Read a new rank's channel, which is closed when the rank exits."""
+        """Start to read a new rank's channel, which is closed when the rank exits."""
         os.set_blocking(channel, False)
         with self._lock:
             note_figures = partial(self._note_figures, rank)
@@ -132,7 +132,7 @@ class Watch:
         return rank in self._ranks and self._ranks[rank].may_be_killed
 
     def ask(self) -> None:
-        """Request that the thread prints all stacks; may be called from a signal handler."""
+        """Make the thread print all stacks; may be called from a signal handler."""
         self._is_asked = True
         self._wake()
 
@@ -274,21 +274,21 @@ class RankChannel:
         self.rank = rank
         self._note_figures = note_figures
         self.fd = channel
-        self.is_closed = False  # by the rank
-        self.code: int | None = None  # of the process; None while running
+        self.is_closed = False  # whether the rank has closed it
+        self.code: int | None = None  # exit code; None while the process is running
         self.ends: list[Crash | ScriptEnd] = []  # as reported
-        self.is_asked = False  # and has not answered yet
-        self.will_save = False  # when requested to stop
+        self.is_asked = False  # whether an answer is pending
+        self.will_save = False  # whether the rank saves when it is stopped
         self.may_be_killed = False  # according to its last answer
         self.kept: dict[str, OutputPath] = {}  # the last record of each kind
         self._pid = pid
         self._reader = RecordReader()
         self._num_invalid = 0  # lines on the channel
-        self.is_ready = False  # to answer requests
+        self.is_ready = False  # whether the rank answers requests
         self._answer: StatusReply | None = None
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
-        self._figures: Figures | None = None  # the last ones, updated with later progress
+        self._figures: Figures | None = None  # the last figures, updated with later progress
 
     def read(self) -> bool:
         """Read the available data up to a limit; return whether it shows progress."""
@@ -357,7 +357,7 @@ class RankChannel:
         return before is not None and _progress_key(answer) != _progress_key(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
-        """Add steps that are missing in the rank's figures."""
+        """Add steps that are missing from the rank's figures."""
         if self._figures is not None and progress.step > self._figures.step:
             self._figures = self._figures.empty_at(progress.step, progress.loss)
             self._note_figures(self._figures)
@@ -400,5 +400,5 @@ class RankChannel:
 
 def _progress_key(answer: StatusReply) -> object:
     """Return a value that changes between answers if the rank makes progress."""
-    progress = answer.progress  # without its loss: nan differs from itself
+    progress = answer.progress  # without the loss, because NaN differs from itself
     return answer.groups, progress.step, progress.phase, answer.num_modules

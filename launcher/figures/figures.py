@@ -17,8 +17,8 @@ _WINDOW_S = 5.0  # for the means of shares and rates
 _INTERVAL_STEPS, _INTERVAL_S = 5, 1.0  # the minimum length of an analyzed interval
 _NUM_INTERVALS = 4  # with the same slow rank before it is reported: at least 20 steps
 _MAX_RECORDS = 120  # per rank
-_QUIET_S = 5.0  # without a record before this is reported
-_DATA_BOUND = 1 / 3  # of a step: the time waiting for data that is reported
+_QUIET_S = 5.0  # time without a record before it is reported
+_DATA_BOUND = 1 / 3  # waiting for data is reported from this share of a step on
 
 
 class RankRow(NamedTuple):
@@ -36,8 +36,8 @@ class RankRow(NamedTuple):
     samples_per_s: float | None  # None if unknown or if no steps are reported
     rss_bytes: int
     device_bytes: int | None
-    age_s: float  # since the last record
-    is_lost: bool  # the connection to its machine
+    age_s: float  # seconds since the last record
+    is_lost: bool  # whether the connection to its machine is lost
 
 
 class _Rank:
@@ -76,7 +76,7 @@ class RunFigures:
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
         self._num_ranks = 1
-        self._lost: set[int] = set()  # machines
+        self._lost: set[int] = set()  # machines whose connection is lost
         self._ranks: dict[int, _Rank] = {}
         self._intervals: deque[dict[int, Times]] = deque(maxlen=_NUM_INTERVALS)
         self._slow: SlowRank | None = None
@@ -84,7 +84,7 @@ class RunFigures:
         self._lock = threading.RLock()
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
-        """Replace the last attempt's ranks; the new one has `num_ranks` on all machines."""
+        """Replace the last attempt's ranks with `num_ranks` new ranks on all machines together."""
         with self._lock:
             self._machine, self.hosts = machine, {machine: socket.gethostname()}
             self._ranks.clear()
@@ -147,7 +147,7 @@ class RunFigures:
 
     @property
     def slowest(self) -> SlowRank | None:
-        """The rank that has delayed all ranks in the last intervals."""
+        """The rank that delayed all other ranks in the last intervals, if any."""
         return self._slow
 
     def describe_slowest(self) -> str:
@@ -198,7 +198,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return the status line; empty before the first record, and on other machines than 0."""
+        """Return the status line; empty before the first record, and if this is not machine 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""
@@ -261,7 +261,7 @@ def _is_valid(figures: Figures) -> bool:
 
 
 def _quiet_limit_s(step_s: float) -> float:
-    """Return the longest time without a record that a step of `step_s` explains."""
+    """Return the longest normal time without a record, for steps of `step_s` seconds."""
     return max(_QUIET_S, 3 * step_s)
 
 

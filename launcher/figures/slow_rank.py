@@ -1,9 +1,9 @@
-"""Finds the rank that delays all ranks, and the cause, from the step times of the ranks.
+"""Finds the rank that delays all other ranks, and the cause, from the ranks' step times.
 
 The last rank to enter a collective waits least, and its peers wait for it. The delay is the
-difference between the peers' median waiting time and its own. A cause is named only if the rank
-spends that much more time than its peers in one phase. To avoid false reports, every peer must wait
-for at least half of the delay, and the same rank must be the slowest in several consecutive
+difference between the peers' median waiting time and the slow rank's. A cause is named only if one
+phase takes longer on the slow rank, and explains the delay. To avoid false reports, every peer must
+wait for at least half of the delay, and the same rank must be the slowest in several consecutive
 intervals.
 """
 
@@ -43,11 +43,11 @@ class Times(NamedTuple):
     backward: float = 0.0
     sync: float = 0.0
     save: float = 0.0
-    machine: float = 0.0  # runnable, but without a core
+    machine: float = 0.0  # runnable, but without a core to run on
 
     @property
     def has_phases(self) -> bool:
-        """Whether an Accelerator measured phases; without one, waiting times are unknown, too."""
+        """Whether an Accelerator measured phases; otherwise, waiting times are also unknown."""
         return bool(self.data or self.forward or self.backward)
 
     @property
@@ -62,10 +62,10 @@ class SlowRank(NamedTuple):
     cost_s: float  # the delay of each step
     step_s: float
     cause: str | None  # a key of `_NAMES`; None: unknown
-    ratio: float = 0.0  # of its time in the cause to the peers' median; 0: no ratio
+    ratio: float = 0.0  # of the rank's time in the cause to the peers' median; 0: unknown
 
     def describe(self, host: str = "") -> str:
-        """Return a sentence without a full stop; pass `host` on multi-node runs."""
+        """Describe the rank in a sentence without a full stop; pass `host` on multi-node runs."""
         on = f" on {host}" if host else ""
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
@@ -96,7 +96,7 @@ def mean_step(records: Iterable[Figures]) -> Times | None:
 
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
-    """Return the rank that delays all ranks, unless the delay is small or its source unclear."""
+    """Return the rank that delays all others, unless the delay is small or the cause is unclear."""
     if len(times) < 2 or not all(time.has_phases for time in times.values()):
         return None
     last, *others = sorted(times, key=lambda rank: times[rank].sync)
@@ -120,7 +120,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
 
 
 def find_persistent_slow_rank(intervals: Sequence[Mapping[int, Times]]) -> SlowRank | None:
-    """Return the rank that delays all ranks in every interval, or None."""
+    """Return the rank that delays all other ranks in every interval, or None."""
     found = [find_slow_rank(interval) for interval in intervals]
     if not found or any(item is None for item in found):
         return None
