@@ -251,7 +251,7 @@ _CONNECTION_ERRORS = (  # class names of exceptions of Python, requests, urllib3
 
 
 def is_transient(evidence: Evidence) -> bool:
-    """Return whether a restart may help: after a memory, disk or connection error or a plain exit."""
+    """Return whether a restart may help: after memory, disk or network errors and bare exits."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
         return True
