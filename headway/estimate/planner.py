@@ -181,7 +181,7 @@ def rows_for(world_size: int) -> tuple[Variant, ...]:
 
 class RowEstimate(NamedTuple):
     row: Variant
-    result: TrialResult  # with the script's own arguments
+    result: TrialResult  # of the script with its original arguments
     needed_bytes: int  # the peak plus the margin
     fits: bool | None  # None if the script failed
 

@@ -1,7 +1,7 @@
-"""Breakdown of a run's wall time over its attempts. Pure.
+"""Breakdown of a run's wall time over its attempts.
 
-Measured on rank 0. Steps that an earlier attempt had completed count as repeated, including their
-saves and waiting for data.
+Times are measured on rank 0. Steps that an earlier attempt had already completed are reported as
+repeated, including the time for saves and for waiting for data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REPORT_EVERY_S = 1.0
 
 
 class Attempt(NamedTuple):
-    began_at: float  # start of the run or failure of the previous attempt, since the epoch
+    began_at: float  # start of the run or failure of the previous attempt, in seconds
     first: int = 0  # number of its first step; 0: unknown
     first_at: float = 0.0  # end of the first step
     last: int = 0
@@ -40,7 +40,7 @@ class Attempts:
         self._restart = ""  # a restart whose cost is not known yet
 
     def begin(self, attempt: Attempt, restart: str) -> None:
-        """Begin an attempt; `restart` names it in messages."""
+        """Begin an attempt; `restart` names the restart in messages."""
         self._furthest = max(self._furthest, self.rows[-1].last)
         self.rows.append(attempt)
         self._restart = restart
@@ -51,7 +51,7 @@ class Attempts:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
     def note(self, rank: int, figures: Figures, now: float) -> str:
-        """Add a rank's figures; return the cost of a restart once a new step is done."""
+        """Add a rank's figures; return the cost of a restart after its first new step, or ""."""
         if rank != 0:
             return ""
         row, count = self.rows[-1], figures.num_steps
@@ -80,7 +80,7 @@ class Attempts:
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
     """Return the breakdown of a run's wall time in fractions of 1; None if no step is known.
 
-    The unreported time at the end of a killed attempt counts as training.
+    If an attempt was killed, the time after its last report counts as training.
     """
     if not any(attempt.first for attempt in attempts):
         return None

@@ -1,4 +1,4 @@
-"""Differences between two runs: settings, arguments, code, variables, machine, versions. Pure."""
+"""Differences between two runs: settings, arguments, code, variables, machine and versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.history.store import Launch
 
 _UNRELATED_SETTINGS = ("record", "log_dir", "output", "sbatch", "snapshot")
 """Settings that do not affect the computation."""
-_MOST_LINES = 60  # maximum lines of a diff
+_MOST_LINES = 60  # maximum number of lines of a diff
 _GONE = "-"
 _FLAG = re.compile(r"--?[A-Za-z_]")  # not a negative number
 
@@ -46,7 +46,7 @@ def _settings(start: Launch) -> dict[str, str]:
 
 
 def _variables(start: Launch) -> dict[str, str]:
-    """Return the variables without Headway's, which are compared as settings."""
+    """Return the variables except Headway's, which are compared as settings."""
     both = {**start.variables, **start.environment}
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
@@ -67,7 +67,7 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Itera
 
 
 def _by_flag(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of each flag; words before the first flag by position."""
+    """Return the values of each flag, and the words before the first flag by position."""
     found: dict[str, list[str]] = {}
     flag = ""
     for number, word in enumerate(words, 1):

@@ -1,7 +1,7 @@
-"""Recording by a single process that replaced its launcher: its figures and exit.
+"""Recording of the figures and the exit of a single process that has replaced its launcher.
 
-If the launcher's code runs the script, it records the exit. Otherwise the Accelerator records it at
-interpreter exit; the exit code is known if the script raised or called `end_training()`.
+If the launcher's code runs the script, that code records the exit. Otherwise, the Accelerator does
+so at interpreter exit; it knows the exit code if the script raised or called `end_training()`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _process = _Process()
 
 
 def record_folder() -> str:
-    """Return the folder of the record that this process writes; empty if it writes none.
+    """Return the folder of the record that this process writes; empty if there is none.
 
-    A child process inherits the variable, but writes no record.
+    A child process inherits RECORD_VARIABLE, but writes no record.
     """
     pid, _, folder = os.environ.get(RECORD_VARIABLE, "").partition(":")
     return folder if pid == str(os.getpid()) else ""
@@ -62,7 +62,7 @@ def _note(figures: Figures) -> None:
 
 
 def mark_trained() -> None:
-    """Mark the training as finished: the run succeeds unless an error follows."""
+    """Mark training as finished: the run is recorded as successful unless an error follows."""
     _process.has_trained = True
 
 

@@ -109,7 +109,7 @@ class FigureSeries:
         self._rows: dict[int, list[Figures]] = {}
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Add a rank's figures; a non-finite loss is stored as unknown."""
+        """Add a rank's figures; a non-finite loss is stored as None."""
         if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
@@ -145,7 +145,7 @@ def _merged(rows: Sequence[Figures]) -> Figures:
 class Recorder:
     """Writes a record in a background thread, which also calls `start`.
 
-    Ranks and launches never wait for it. Secrets in recorded output are masked.
+    Ranks and launches never wait for the thread. Secrets in recorded output are masked.
     """
 
     def __init__(self, path: str, start: Callable[[], Launch], secrets: Sequence[str] = ()) -> None:
@@ -214,7 +214,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
 
 
 def decode(text: bytes) -> RunRecord:
-    """Parse a record; the message of a ValueError is a predicate."""
+    """Parse a record; the message of a ValueError continues "the record", as in "is not JSON"."""
     found = None
     try:
         fields = json.loads(text)

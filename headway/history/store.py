@@ -1,6 +1,6 @@
 """The folder of records, and a record's initial contents: launch, code, package versions.
 
-Each run has a folder, accessible only to its user. Launches of a single process wait for `begin`.
+Each run has a folder, accessible only to its user. A launch of a single process waits for `begin`.
 """
 
 import json
@@ -30,7 +30,7 @@ COPIED_FROM = "commit.json"
 _CHUNK = 2**16
 _WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
-_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # skips larger files
+_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # skips large files
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 
 
@@ -168,7 +168,7 @@ def copied_commit(code: str) -> Commit | None:
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
     """Return the commit of the repository that contains a folder; None if there is none.
 
-    Secrets in the diff are masked, and a long diff is truncated. `within_s` limits git's time.
+    Secrets in the diff are masked; a long diff is truncated. Git may run for `within_s` seconds.
     """
     here = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(here, ".git")):
@@ -187,7 +187,7 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
 
 
 def _head(root: str) -> str:
-    """Read the commit of HEAD from files; running git would delay the start."""
+    """Read the commit of HEAD from files; running git would delay the launch."""
     folder = os.path.join(root, ".git")
     with suppress(OSError), open(os.path.join(folder, "HEAD")) as head:
         name = head.read().removeprefix("ref: ").strip()

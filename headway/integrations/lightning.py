@@ -1,4 +1,4 @@
-"""Hooks into Lightning's Trainer, under both package names, by a callback and `Trainer.fit`."""
+"""Hooks into Lightning's Trainer, in both of its packages, through a callback and `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOSS_EVERY_S = 1.0  # reading it waits for the GPU
 
 
 def install(module: ModuleType) -> None:
-    """Hook into `module.Trainer`: trainings stop, save and resume as the launcher requests."""
+    """Hook into `module.Trainer`: training stops, saves and resumes as the launcher requests."""
     trainer_class: Any = module.Trainer
     fit, signature = trainer_class.fit, inspect.signature(trainer_class.fit)
     package = module.__name__.removesuffix(".trainer.trainer")
@@ -89,7 +89,7 @@ class _Fit:
     def save_and_list(
         self, save: Callable[..., None], filepath: Any, weights_only: Any = None, *args: Any
     ) -> None:
-        """Call `Trainer.save_checkpoint`, and list the checkpoint unless it has weights only."""
+        """Call `Trainer.save_checkpoint`; list the checkpoint unless it contains only weights."""
         save(filepath, weights_only, *args)  # returns once all ranks have written
         if self.trainer.is_global_zero and not weights_only:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Chooses the checkpoint from which a library's training resumes, and stops all ranks together.
+"""Chooses the checkpoint from which a library's Trainer resumes, and stops all ranks together.
 
 A library's checkpoint is used only if it is listed in the output folder. It is listed after all
 ranks have written it.
 
-A training resumes only if requested: by the script, by `--resume`, by a restart of the ranks
+A training run resumes only if requested: by the script, by `--resume`, by a restart of the ranks
 (`--max-restarts`), or by a scheduler that has requeued the job.
 """
 
@@ -36,19 +36,19 @@ LIST = "_headway-checkpoints.json"  # Trainer's push_to_hub skips names with `_`
 STATE = "trainer_state.json"
 """The file that transformers' Trainer writes last."""
 
-_trainings: Counter[str] = Counter()  # number of trainings in this process, by output folder
+_trainings: Counter[str] = Counter()  # training runs started in this process, by output folder
 
 
 class TrainerSave(NamedTuple):
-    """A checkpoint, or the training that will save it (without a path)."""
+    """A checkpoint or, if it has no path yet, the training run that will save it."""
 
     path: str = ""
     owner: str = ""  # the scheduler's job, or the start time of the launch
-    number: int = 1  # position among the script's trainings in this folder
+    number: int = 1  # position among the script's training runs in this folder
 
 
 class Checkpoints(NamedTuple):
-    """Contents of the list file, the newest last."""
+    """Contents of the list file, newest checkpoint last."""
 
     checkpoints: tuple[TrainerSave, ...] = ()
 
@@ -62,11 +62,11 @@ class TrainingStart(NamedTuple):
 def select_start(
     run: RunContract, folder: Path, given: str | bool | None, is_complete: Callable[[Path], bool]
 ) -> TrainingStart:
-    """Return how this process's next training into `folder` starts.
+    """Return the start of this process's next training run in `folder`.
 
     The script's own choice (`given`) takes precedence. Restarts and requeued jobs resume from the
     checkpoints of the job, or of the launch outside of a job. Otherwise `--resume` applies; a path
-    applies only to the script's first training into the folder.
+    applies only to the script's first training run in the folder.
 
     Raises:
         CheckpointError: `--resume latest` finds no checkpoint, or a path does not exist.
@@ -153,7 +153,7 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
 
 
 def log_start(library: str, start: TrainingStart, folder: Path) -> None:
-    """Log on rank 0 that a library is hooked, and how its training starts on all ranks.
+    """Log on rank 0 that Headway is hooked into a library, and `start.line`, equal on all ranks.
 
     Raises:
         CheckpointError: a rank cannot see the checkpoint.
@@ -194,7 +194,7 @@ def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
 
 
 class TrainerPreemption:
-    """Stop requests for a library's training; all ranks agree on `request`."""
+    """Traps stop requests for a library's Trainer; all ranks agree on `request`."""
 
     def __init__(self, run: RunContract, device: torch.device) -> None:
         self.request = StopRequest.NONE
@@ -204,7 +204,7 @@ class TrainerPreemption:
         self._by_steps, self._by_saves = Agreement(device), Agreement(device)
 
     def begin(self, step: int, num_steps: int) -> None:
-        """Trap stop signals, at a step of `num_steps` (0 if unknown)."""
+        """Start trapping stop signals at `step` of `num_steps` (0 if unknown)."""
         self.progress.note_use(resuming=True, stopping=True)
         self.progress.follow(step, num_steps, None)
         if threading.current_thread() is threading.main_thread():
@@ -213,7 +213,7 @@ class TrainerPreemption:
             log_once("note: training is not in the main thread: signals terminate it as usual")
 
     def should_stop(self) -> bool:
-        """Return whether the job must stop; all ranks call this equally often."""
+        """Return whether the job must stop; all ranks must call this the same number of times."""
         if not self.request:
             self.request = self._by_steps.ask(self._signals.request)
         return bool(self.request)

@@ -1,4 +1,4 @@
-"""Hooks into transformers' Trainer and its subclasses, by a callback and `Trainer.train`.
+"""Hooks into transformers' Trainer and its subclasses, through a callback and `Trainer.train`.
 
 Each rank's Trainer writes its files directly to the checkpoint's folder, and rank 0 then writes
 `trainer_state.json`, which is removed before a folder is overwritten. A checkpoint is complete if
@@ -33,9 +33,9 @@ from headway.ipc.run_contract import RunContract, read_run
 
 
 def install(module: ModuleType) -> None:
-    """Hook into `module.Trainer`: trainings stop, save and resume as the launcher requests.
+    """Hook into `module.Trainer`: training stops, saves and resumes as the launcher requests.
 
-    Raises AttributeError if its version is unsupported.
+    Raises AttributeError if the version of transformers is unsupported.
     """
     trainer_class: Any = module.Trainer
     train, _ = trainer_class.train, (trainer_class._save_checkpoint, trainer_class._save_rng_state)
@@ -76,10 +76,10 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports a training's progress, and saves and stops it on preemption.
+    """Reports progress, and saves and stops training on preemption.
 
-    It runs after all other callbacks, so that it sees their decisions. A due evaluation runs first,
-    because Trainer saves after it.
+    It runs after all other callbacks, so that it sees their decisions. If an evaluation is due, it
+    runs before the checkpoint is saved, as usual in Trainer.
     """
 
     def __init__(self, trainer: Any, run: RunContract, start: TrainingStart) -> None:
@@ -90,7 +90,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._is_stopping = False
 
     def wrappers(self) -> dict[str, Callable[..., Any]]:
-        """Return wrappers for methods without a Trainer callback."""
+        """Return wrappers for Trainer methods that have no callback event."""
         wrappers: dict[str, Callable[..., Any]] = {
             "_save_checkpoint": self.save_full,
             "_save_rng_state": self.complete,
@@ -123,11 +123,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             return
         for callback in self._trainer.callback_handler.callbacks:
             if (writer := getattr(callback, "tb_writer", None)) is not None:
-                writer.flush()  # its thread is killed at exit
+                writer.flush()  # the exit kills the writer's thread
         self.stopping.exit(state.global_step, str(self._checkpoint()))
 
     def _save_and_stop(self, args: Any, control: Any) -> None:
-        if not control.should_training_stop:  # else the training stops anyway
+        if not control.should_training_stop:  # otherwise, training stops anyway
             self._is_stopping = control.should_save = True
             args.save_only_model = False  # training cannot resume from weights alone
 
@@ -135,7 +135,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         return self._folder / f"checkpoint-{self._trainer.state.global_step}"
 
     def save_full(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Save after removing an earlier state from the folder, for all ranks."""
+        """Save after rank 0 has removed an earlier state file from the folder."""
         if self._trainer.args.should_save:
             (self._checkpoint() / STATE).unlink(missing_ok=True)
         self.stopping.barrier()
@@ -152,7 +152,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Skip training if the checkpoint is at `max_steps`, where Trainer would take a step."""
+        """Skip training if the checkpoint is at `max_steps`; Trainer would take another step."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True

@@ -1,3 +1,3 @@
-"""Protocol between launcher and runtime: `run_contract` to the rank, `records` to the launcher.
-Launcher and runtime import this package, which imports only errors and devices.
+"""Protocol between launcher and runtime: `run_contract` to a rank, `records` to the launcher.
+Both import this package, which itself imports only the packages `errors` and `devices`.
 """

@@ -38,7 +38,7 @@ def other_precisions(unsupported: Sequence[str]) -> list[str]:
 DDP, FSDP, HSDP = "ddp", "fsdp", "hsdp"
 SHARDED = (FSDP, HSDP)
 STRATEGIES = (DDP, FSDP, HSDP)
-AUTO = "auto"  # strategy: ddp; wrap: the repeated blocks
+AUTO = "auto"  # means ddp as `strategy`, and the repeated blocks as `wrap`
 
 SHARDING_SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload")
 """Settings that select and configure the strategy."""
@@ -47,7 +47,7 @@ SHARDING_SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing
 def read_wrap(raw: object) -> str:
     """Return `wrap` in canonical form: `auto`, comma-separated class names, or a number.
 
-    The message of a ValueError is the reason.
+    Raises ValueError with the reason as its message.
     """
     parts = raw if isinstance(raw, (list, tuple, set, frozenset)) else str(raw).split(",")
     names = [name for part in parts if (name := str(part).strip())]

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.ipc import signals
 
-_FIRST_FIXED_PATCH = {(3, 10): 15, (3, 11): 10}  # first patch releases with the fix
+_FIRST_FIXED_PATCH = {(3, 10): 15, (3, 11): 10}  # first patch releases without the hang
 _IDLE_TIMEOUT_S = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,7 +26,7 @@ def quiesce_before_fork() -> None:
 
     Before Python 3.10.15 and 3.11.10, a child such as a DataLoader worker hangs forever if it is
     forked while another thread enters Python, as gloo's threads do to free a tensor after a
-    collective. Linux only; waits up to 50 ms for a busy thread.
+    collective. On Linux only; a fork waits at most 50 ms for busy threads.
     Source: https://github.com/python/cpython/issues/112275
     """
     global _is_registered
@@ -40,7 +40,7 @@ def _wait_for_idle_threads() -> None:
 
     deadline = _monotonic() + _IDLE_TIMEOUT_S
     own_ids = {str(getattr(thread, "native_id", None)) for thread in threading.enumerate()}
-    # after a fork, `threading` has the parent's id for the main thread and may miss this one
+    # after a fork, `threading` has the parent's id for the main thread, and may omit this thread
     own_ids |= {str(os.getpid()), str(threading.get_native_id())}
     with suppress(OSError):  # not Linux
         while _any_running({*os.listdir("/proc/self/task")} - own_ids) and _monotonic() < deadline:
@@ -48,7 +48,7 @@ def _wait_for_idle_threads() -> None:
 
 
 def _any_running(threads: set[str]) -> bool:
-    """Return whether any of these threads is running or runnable. Source: proc(5)."""
+    """Return whether any of `threads` is running or runnable. Source: proc(5)."""
     for thread in threads:
         with suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
             if file.read().rpartition(b") ")[2][:1] in (b"R", b"D"):
@@ -57,7 +57,7 @@ def _any_running(threads: set[str]) -> bool:
 
 
 def init_child(parent: int, streams: Sequence[int]) -> None:
-    """Set up a forked child: its own session, killed when its parent dies.
+    """Start a new session in a forked child, which is killed when its parent dies.
 
     `streams` become stdin, stdout and stderr.
     """
@@ -71,10 +71,10 @@ def init_child(parent: int, streams: Sequence[int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit if the parent is dead already.
+    """Ask the kernel to kill this process when its parent dies; exit if the parent is already dead.
 
-    A fork clears the setting, so every process calls this; an exec keeps it. No effect outside
-    Linux. Source: prctl(2), PR_SET_PDEATHSIG.
+    A fork clears the setting, so each child must call this function; an exec keeps it. It has no
+    effect outside Linux. Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)
@@ -115,7 +115,7 @@ def wake_on_child_exit() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield (pid, wait status) of each exited child; raises ChildProcessError without children."""
+    """Yield (pid, wait status) of each exited child; raise ChildProcessError without children."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

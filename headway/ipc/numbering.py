@@ -1,7 +1,7 @@
 """Variables in which launchers and schedulers number processes or machines.
 
-`headway launch` adopts the numbering or raises an error (`launcher/clusters/`). An Accelerator in a
-numbered process without RANK raises an error.
+`headway launch` adopts the numbering or raises an error (`launcher/clusters/`). If a process
+is numbered but has no RANK, its Accelerator raises an error.
 """
 
 import os
@@ -18,7 +18,7 @@ ALONE_VARIABLE, ALONE = "HEADWAY_CLUSTER", "none"
 PROCESS, MACHINE = "process", "machine"
 STEP_VARIABLE, _STEP_SIZE = "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"
 _TERMINAL = "SLURM_PTY_PORT"
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # above SLURM_MAX_NORMAL_STEP_ID: batch scripts and shells
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch scripts and shells have ids from here on
 
 
 def is_numbered_step(environ: Environ) -> bool:
@@ -30,7 +30,7 @@ def is_numbered_step(environ: Environ) -> bool:
 def is_task(environ: Environ) -> bool:
     """Return whether srun started this process as a task of a step.
 
-    False in a step with a pseudo-terminal, whose task is an interactive shell.
+    Return False in a step with a pseudo-terminal, because its task is an interactive shell.
     """
     return is_numbered_step(environ) and _TERMINAL not in environ
 
@@ -44,7 +44,7 @@ def _read_hosts(path: str) -> str:
         return ""
 
 
-UNKNOWN = -1  # not a number
+UNKNOWN = -1  # the value is not a number
 
 
 def _number(text: str) -> int:
@@ -56,7 +56,7 @@ class Numbering(NamedTuple):
 
     source: str  # name of the launcher or scheduler, for messages
     size: str  # the variable with the number of processes or machines
-    rank: str  # the variable with this process's or machine's index; empty: there is none
+    rank: str  # the variable with the index of this process or machine; empty if there is none
     unit: str = PROCESS  # the numbered unit
     is_supported: bool = True  # supported by `headway launch`
     read: Callable[[str], int] = _number  # parses the value of `size`
@@ -66,14 +66,14 @@ class Numbering(NamedTuple):
     def count(self, environ: Environ) -> int:
         """Return the number of processes or machines: UNKNOWN if invalid, 0 if unset.
 
-        Raises OSError for an unreadable host file.
+        Raises OSError if the host file cannot be read.
         """
         if self.size not in environ or not self.applies(environ):
             return 0
         return self.read(environ[self.size]) if self.hosts is None else len(self.hostnames(environ))
 
     def hostnames(self, environ: Environ) -> list[str]:
-        """Return the distinct host names; empty if only their number is set."""
+        """Return the distinct host names; empty if only the number of hosts is set."""
         return list(dict.fromkeys(self.hosts(environ[self.size]).split())) if self.hosts else []
 
 
@@ -89,7 +89,7 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "pmi": Numbering(
         *("mpiexec of Intel MPI, MPICH or Cray PALS", "PMI_SIZE", "PMI_RANK"),
         is_supported=False,
-        applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # else set by srun
+        applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # srun's if equal
     ),
     "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", is_supported=False),
     "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", is_supported=False),
@@ -116,11 +116,11 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_read_hosts),
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
 }
-"""The first row with more than one process or machine applies. Supported rows are cluster kinds."""
+"""The first row with several processes or machines applies. Supported rows are cluster kinds."""
 
 
 def unknown_launcher(environ: Environ = os.environ) -> Numbering | None:
-    """Return the launcher that started this process as one of several, but not as a torch rank."""
+    """Return the launcher that started this process as one of several without RANK, or None."""
     if RUN_VARIABLE in environ or environ.get(ALONE_VARIABLE, "").strip().lower() == ALONE:
         return None
     started = [row for row in NUMBERINGS.values() if row.rank]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Layer(IntEnum):
-    """Kinds of sources. The sources of a launch are first, in increasing precedence."""
+    """Kinds of sources. The sources of a launch come first, in order of increasing precedence."""
 
     DEFAULT = 0
     DETECTED = 1  # from the machine
@@ -14,7 +14,7 @@ class Layer(IntEnum):
     PROJECT_PROFILE = 4
     ENVIRONMENT = 5
     FLAG = 6
-    # not part of a launch, without precedence
+    # sources outside a launch have no precedence
     PROFILE = 7  # a single profile
     ASSIGNMENT = 8  # NAME=VALUE on a command line
     ANSWERS = 9  # answers in `headway config`
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
 
     @property
     def is_user_set(self) -> bool:
-        """Whether the user set the value; else it is a default, detected, or from the cluster."""
+        """Whether the user set the value; otherwise it is a default, detected or the cluster's."""
         return self.layer > Layer.CLUSTER
 
     @property

@@ -1,6 +1,6 @@
 """User folders, file helpers and package installers.
 
-A disk error is never treated as a missing file.
+No function here treats a disk error as a missing file.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def home() -> str:
 def is_absent(path: str | os.PathLike[str]) -> bool:
     """Return whether `path` does not exist, not even as a broken link.
 
-    The path may exist if the error is not ENOENT or ENOTDIR; reading the path then raises the
-    error.
+    On errors other than ENOENT and ENOTDIR, return False, because the path may exist; reading it
+    then raises the error.
     """
     try:
         os.lstat(path)
@@ -58,7 +58,7 @@ def is_absent(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def open_regular(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open a regular file for reading; raises OSError for a link, pipe, device or folder."""
+    """Open a regular file for reading; raise OSError for a link, pipe, device or folder."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "it is a link")
     handle = os.open(path, _OPEN_FLAGS)
@@ -84,7 +84,7 @@ def write_atomic(path: str, text: str) -> None:
 
 
 def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Return a regular file's bytes; raises OSError like `open_regular`, or above `limit` bytes."""
+    """Return the bytes of a file; raise OSError if it is not regular or is larger than `limit`."""
     with open_regular(path) as handle, open(handle, "rb", closefd=False) as file:
         if os.fstat(handle).st_size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
@@ -103,7 +103,7 @@ def has_package(python: str, name: str) -> bool:
 
 
 def installer_of(python: str) -> str:
-    """Return the install command for a Python; environments created by uv have no pip."""
+    """Return the install command for `python`: pip's, or uv's if the environment has no pip."""
     from shlex import quote  # only an error needs it
 
     quoted = quote(python)

@@ -17,7 +17,7 @@ from headway.ipc.records import Collective, Group
 from headway.ipc.run_contract import port_of_store
 
 _C10D = "torch.distributed.distributed_c10d"
-_MAX_COLLECTIVES = 16  # of each group
+_MAX_COLLECTIVES = 16  # reported for each group
 
 
 def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
@@ -125,8 +125,8 @@ def read_groups() -> tuple[Group, ...]:
 def _flight_records() -> Iterator[tuple[str, Collective]]:
     """Yield the group and collective of each entry in torch's flight recorders, oldest first.
 
-    Empty if the recorders are disabled. Relies on private torch functions that are documented for
-    debugging; NCCL has a separate recorder.
+    Yields nothing if the recorders are disabled. Relies on private torch functions that are
+    documented for debugging; NCCL has a separate recorder.
     """
     module = sys.modules.get("torch._C._distributed_c10d")
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):

@@ -47,7 +47,7 @@ class Channel:
     def is_open(self) -> bool:
         """Whether records can be sent.
 
-        False if the script closed the descriptor, even if its number was reused.
+        It is False if the script closed the descriptor, even if another file now has its number.
         """
         return os.getpid() == self._pid and identity(self.fd) == self._identity
 
@@ -66,11 +66,11 @@ class Progress:
 
     Attributes:
         is_watched: whether there is a listener; if not, phases and steps need not be recorded.
-        step: completed optimizer steps of the training, if watched.
-        total: total steps of the training; 0 if unknown.
+        step: completed optimizer steps of the training run, if watched.
+        total: total steps of the training run; 0 if unknown.
         loss: the most recent loss.
         call_at: clock time after which registered callbacks run at the end of a step.
-        num_trained: backward passes and optimizer steps of this process; never reset.
+        num_trained: number of backward passes and optimizer steps in this process; never reset.
         clock: accumulates the time of each phase.
         listeners: called with the step figures about once a second.
         feature_use: the launcher's features that the program has used so far.
@@ -87,13 +87,13 @@ class Progress:
         *("_figures", "_saved", "may_be_killed", "has_own_seed"),
     )
 
-    def __reduce__(self) -> tuple[Any, ...]:  # if the script copies or pickles it
+    def __reduce__(self) -> tuple[Any, ...]:  # the script may copy or pickle this object
         return process_progress, ()
 
     def __init__(self) -> None:
         self.is_watched = False
         self.step, _, self.total, self.loss = ProgressSnapshot()
-        self._call = ""  # the running method of `records.CALLED_BY_ALL_RANKS`
+        self._call = ""  # the running method, one of `records.CALLED_BY_ALL_RANKS`
         self.num_trained = 0
         self.clock = StepClock()
         self.listeners: list[Callable[[Figures], None]] = []
@@ -112,7 +112,7 @@ class Progress:
     # ------------------------------------------------------------------ the launcher
 
     def connect(self, channel: Channel) -> None:
-        """Start to send records to a launcher."""
+        """Start sending records to a launcher."""
         self.channel = channel
         self._beat_at = 0.0
         self.report_to(self.send)
@@ -137,11 +137,11 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The current phase, if watched: a call of all ranks, or a phase of the clock."""
+        """The current phase, if watched: a method called by all ranks, or a phase of the clock."""
         return self._call or NAMES[self.clock.phase]
 
     def begin_forward(self, samples: int) -> None:
-        """Record that the loader yields a batch with this number of samples on this rank."""
+        """Record that the loader yields a batch of `samples` samples on this rank."""
         clock = self.clock
         clock.enter(FORWARD)
         clock.batch_samples = samples
@@ -158,14 +158,14 @@ class Progress:
             self._beat()
 
     def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
-        """Call `call` at the end of the first step after `call_at`, while `owner` exists.
+        """Register `call` for the end of the first step after `call_at`, as long as `owner` exists.
 
         `call` returns the next value for `call_at`.
         """
         self._calls[owner] = call
 
     def end_step(self, step: int) -> None:
-        """Record that optimizer step number `step` is done; report figures if due."""
+        """Record that optimizer step number `step` is done; report figures if they are due."""
         self.step = step
         clock = self.clock
         is_due = clock.end_step(step)
@@ -185,7 +185,7 @@ class Progress:
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """Set the phase in the block to a method of `records.CALLED_BY_ALL_RANKS`."""
+        """Set the phase to `name`, one of `records.CALLED_BY_ALL_RANKS`, during the block."""
         before, self._call = self._call, name
         clock = self.clock
         try:
@@ -218,7 +218,7 @@ class Progress:
     # ------------------------------------------------------------------ reports
 
     def finish(self) -> None:
-        """Report the last steps and the saves after them when the program ends."""
+        """Report the last steps, and the saves that follow them, at the end of the program."""
         if (figures := self.clock.take(self.total, self.loss)) is not None:
             self._report(figures)
         step, saved_s = self._saved

@@ -13,15 +13,15 @@ from headway.ipc.stderr import shown
 from headway.ipc.typed import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75
-"""A rank's exit code after it saved and stopped on request; the job can be rerun. Not a failure."""
+"""A rank's exit code after it saved and stopped on request: not a failure; the job can be rerun."""
 
 REPEATED = 76
-"""A launcher's exit code if the run failed in the same way as before; do not rerun."""
+"""A launcher's exit code if the run failed in the same way again; rerunning it does not help."""
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
 """Accelerator methods that wait for all ranks; each is shown as a phase while it runs."""
 
-_MAX_NAME = 200  # characters of an exception's class in a message
+_MAX_NAME = 200  # maximum length of an exception's class name in a message
 _MAX_LINE = 2**24  # bytes; a longer line is invalid
 
 
@@ -43,7 +43,7 @@ class Collective(NamedTuple):
 
 
 HEADWAY_GROUP = "headway"
-"""Name of the group whose collectives are calls of the runtime that wait for all ranks."""
+"""Name of the group whose collectives are the runtime's calls that wait for all ranks."""
 
 
 class Group(NamedTuple):
@@ -70,8 +70,8 @@ class Group(NamedTuple):
 
 class ProgressSnapshot(NamedTuple):
     step: int = 0  # completed optimizer steps
-    phase: str = "script"  # of the runtime; script: user code is running
-    total: int = 0  # total steps of the training; 0: unknown
+    phase: str = "script"  # phase of the runtime; "script" while user code is running
+    total: int = 0  # total steps of the training run; 0: unknown
     loss: float | None = None  # last known loss
 
 
@@ -80,7 +80,7 @@ class RankReady(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """Whether a stop request makes the rank save after its step and exit."""
+    """Whether the rank will save after its current step and exit if it is asked to stop."""
 
     is_enabled: bool = True
 
@@ -116,14 +116,14 @@ class Figures(NamedTuple):
     samples: int  # of this rank; 0: unknown
     rss_bytes: int
     device_bytes: int | None  # allocated device memory; None on a CPU
-    total: int  # total steps of the training; 0: unknown
+    total: int  # total steps of the training run; 0: unknown
     loss: float | None  # last known loss
-    num_workers: int | None = None  # of the loader that yielded the last batch; None: unknown
+    num_workers: int | None = None  # workers of the last batch's loader; None: unknown
     stolen_s: float = 0.0  # part of `seconds` in which no core was available; 0: unknown
 
     @property
     def has_global_steps(self) -> bool:
-        """Whether steps are numbered across the whole training, not only in this process."""
+        """Whether step numbers count from the start of the training run, not of this process."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
     def empty_at(self, step: int, loss: float | None) -> Figures:
@@ -140,16 +140,16 @@ class StatusReply(NamedTuple):
     progress: ProgressSnapshot
     num_modules: int  # modules imported or being imported
     stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; most recent call last
-    may_be_killed: bool = False  # without losing work: only Headway's handler is set
+    may_be_killed: bool = False  # no work would be lost, as only Headway's handler is set
 
 
 class CrashSite(NamedTuple):
-    """Identifies a crash, to detect a repetition."""
+    """Identifies a crash, to detect that it repeats."""
 
     kind: str  # the exception's class
     message: str  # digest; the text may contain secrets
     frame: Frame  # line of the script
-    step: int  # completed optimizer steps of the training
+    step: int  # completed optimizer steps of the training run
 
 
 class Crash(NamedTuple):
@@ -164,7 +164,7 @@ class Crash(NamedTuple):
     groups: tuple[Group, ...] = ()
     is_from_headway: bool = False  # a bug: raised in Headway's code, but not a HeadwayError
     fix: str = ""  # the HeadwayError's fix, which `traceback` omits
-    step: int = 0  # completed steps of the training; 0: none or unknown
+    step: int = 0  # completed steps of the training run; 0: none or unknown
 
     @property
     def name(self) -> str:
@@ -183,7 +183,7 @@ class FeatureUse(NamedTuple):
 
 
 class ScriptEnd(NamedTuple):
-    """A rank's program finished; not sent after os._exit."""
+    """A rank's program has finished; not sent if it calls os._exit."""
 
     time: float  # seconds since the epoch
     code: int  # the exit code that follows

@@ -1,7 +1,7 @@
 """The run contract: the settings that the launcher passes to a rank.
 
-It is a JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...; `records`
-are the opposite direction. Without the variable, Accelerate's variables are read.
+The contract is a JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...
+If the variable is not set, Accelerate's variables are read. `records` go in the other direction.
 """
 
 import json
@@ -18,13 +18,13 @@ from headway.ipc.typed import plain, read
 
 VARIABLE = "HEADWAY_RUN"
 JOB_VARIABLE = "SLURM_JOB_ID"
-ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # a launch's job and its tasks per node
+ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # JOB:TASKS, the job of a launch and the tasks per node
 KEY_VARIABLE = "HEADWAY_RUN_KEY"  # a secret shared by the machines of a run
 CODE_VARIABLE = "HEADWAY_CODE"  # folder of the job's copy of the code
 RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
-""""PID:FOLDER": the process and the folder of the record to which it writes its exit."""
+""""PID:FOLDER": the process, and the folder of the record to which the process writes its exit."""
 CPUS_VARIABLE = "HEADWAY_CPUS"
-"""For the process that starts the ranks: the cores of one rank, in Linux's list format."""
+"""The cores of one rank, in Linux's list format; read by the process that starts the ranks."""
 VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """Values of `resume` for the newest checkpoint: required, or optional."""
@@ -52,7 +52,7 @@ WORLD_OF_ONE = {
     **dict.fromkeys(("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
     **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
     "ROLE_NAME": "headway",
-    "TORCHELASTIC_RUN_ID": "none",  # as torchrun's
+    "TORCHELASTIC_RUN_ID": "none",  # as torchrun does
 }
 """The variables of a single rank, without address and agent store."""
 
@@ -67,7 +67,7 @@ class RunContract(NamedTuple):
     mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
-    debug_rank: int | None = None  # may pause in a debugger while the other ranks wait
+    debug_rank: int | None = None  # the rank that may pause in a debugger while the others wait
     resume: str | None = None  # the checkpoint to resume from: a path or a value of NEWEST
     began_at: float = 0.0  # the job's start in seconds since the epoch, unchanged by restarts
     time_limit: int | None = None  # seconds from `began_at`, after which ranks save and exit
@@ -80,7 +80,7 @@ class RunContract(NamedTuple):
     library_hooks: bool = True  # hook into training libraries that the script imports
 
     def deadline(self) -> float | None:
-        """Return the `time.monotonic()` of this process at which the time limit expires."""
+        """Return the value of this process's `time.monotonic()` at which the time limit expires."""
         if self.time_limit is None:
             return None
         return time.monotonic() + self.began_at + self.time_limit - time.time()
@@ -119,7 +119,7 @@ def decode(text: str) -> RunContract:
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
     """Return the contract from Headway's or Accelerate's launcher, if any.
 
-    Headway's launcher also sets Accelerate's variables to the same values; they are not read.
+    Headway's launcher also sets Accelerate's variables, to the same values; these are not read.
     Raises LaunchError for an invalid `HEADWAY_RUN` and UsageError for an unsupported value of an
     Accelerate variable.
     """

@@ -43,7 +43,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked(name: str, value: str) -> str:
-    """Return `value` with MASK in place of a secret (by `name`) or the user part of a URL."""
+    """Return MASK if `name` is secret; otherwise `value`, with the user part of a URL masked."""
     if value and is_secret(name):
         return MASK
     return re.sub(_URL_CREDENTIALS, MASK, value) if "://" in value else value
@@ -56,7 +56,7 @@ def masked_map(variables: Mapping[str, str]) -> dict[str, str]:
 def masked_pairs(words: Iterable[str]) -> list[str]:
     """Return NAME=VALUE words with secrets masked.
 
-    A word without a name may continue the previous value and is masked like it.
+    A word without a name may continue the previous value, and is masked if that value is.
     """
     masked_words: list[str] = []
     name = ""
@@ -71,7 +71,7 @@ def masked_pairs(words: Iterable[str]) -> list[str]:
 
 
 def masked_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with secret values masked, including --env=A_KEY=1."""
+    """Return the words of a command with secret values masked, also in --env=A_KEY=1."""
     masked_words: list[str] = []
     flag = ""  # the flag whose value may be the next word
     for word in words:
@@ -118,7 +118,7 @@ def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[st
 
 
 def masked_output(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` masked as by `masked_text`, and with `secrets` masked everywhere."""
+    """Mask `text` as `masked_text` does, and mask `secrets` everywhere in the text."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return masked_text(text)

@@ -29,7 +29,7 @@ def restore_handlers(before: Mapping[int, Handler]) -> None:
 
 @contextmanager
 def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
-    """Set a handler for these signals in the block; yield the previous handlers."""
+    """Set a handler for these signals during the block; yield the previous handlers."""
     before = trap(handler, *numbers)
     try:
         yield before
@@ -42,7 +42,7 @@ PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUS
 
 @contextmanager
 def collect_signals(*numbers: int) -> Iterator[list[int]]:
-    """Collect signals that arrive in the block, except ignored ones; a second SIGINT interrupts."""
+    """Collect signals during the block, except ignored signals; a second SIGINT interrupts it."""
     received: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -119,5 +119,5 @@ def log_early_stop(number: int, _: object = None) -> None:
 
 
 def shell_exit_code(code: int) -> int:
-    """Convert a process's exit code to a shell's: 128+n instead of -n for signal n."""
+    """Convert a process's exit code to the shell's code: 128+n instead of -n for signal n."""
     return code if code >= 0 else 128 - code

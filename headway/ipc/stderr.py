@@ -30,10 +30,10 @@ def shown(text: str) -> str:
 
 
 def log(text: str) -> None:
-    """Write a line to stderr; ignore it if stderr is not writable."""
+    """Write a line to stderr; discard the line if stderr is not writable."""
     stream = sys.stderr or sys.stdout  # None if closed
     if stream is not None:
-        with suppress(OSError, RuntimeError):  # during another write, in a signal handler
+        with suppress(OSError, RuntimeError):  # a signal handler interrupted a write
             stream.write(line_of(text))
             stream.flush()
 
@@ -45,7 +45,7 @@ def log_once(text: str) -> None:
 
 
 def log_in_handler(text: str) -> None:
-    """Write a line; safe in a signal handler that interrupted another write."""
+    """Write a line to stderr, even in a signal handler that interrupted another write."""
     with suppress(OSError):
         os.write(2, line_of(text).encode())
 

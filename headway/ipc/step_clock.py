@@ -80,15 +80,15 @@ class DeviceTimer:
     without synchronizing with the device. A step with too many phases, such as a step that
     contains an evaluation, is not timed.
 
-    `record` records an event in the queue, reusing the given one, and returns it. A step is not
-    timed if `record` returns None, as during the capture of a CUDA graph, or raises RuntimeError
-    because the device failed.
+    `record` records an event in the queue, reusing its argument if given, and returns the event. A
+    step is not timed if `record` returns None, as during the capture of a CUDA graph, or raises
+    RuntimeError because the device failed.
     """
 
     def __init__(self, record: Callable[[Event | None], Event | None]) -> None:
         self._record = record
         self._unused: list[Event] = []
-        self._marks: list[tuple[int, Event]] = []  # of the running step; empty: not timed
+        self._marks: list[tuple[int, Event]] = []  # of the running step; empty if it is not timed
         self._then: Callable[[], None] | None = None
         self._queued: deque[_QueuedStep] = deque()
 
@@ -115,7 +115,7 @@ class DeviceTimer:
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Call the result of `make_call` once the device has finished this step.
 
-        `make_call` runs immediately, and only if the step is timed: no graph is being captured.
+        `make_call` runs immediately, but only if the step is timed, so not during graph capture.
         """
         if self._marks:
             self._then = make_call()
@@ -149,17 +149,17 @@ class StepClock:
         self.spent = self.tally.spent
         self.phase, self.mark = SCRIPT, _now()
         self.due_at = 0.0  # time of the next record
-        self.device: Any = None  # the `torch.device` of the training, once known
+        self.device: Any = None  # the `torch.device` used for training, once known
         self.queue: DeviceTimer | None = None  # for a device with timing events
-        self.num_workers: int | None = None  # of the loader that yielded the last batch
+        self.num_workers: int | None = None  # workers of the last batch's loader
         self.batch_samples = 0  # samples of the last batch on this rank
         self.num_samples = 0  # samples used by backward passes in this step
-        self.device_bytes: Callable[[], int | None] = lambda: None  # of this process; None: a CPU
+        self.device_bytes: Callable[[], int | None] = lambda: None  # None on a CPU
         self._waited_s = 0.0  # total wait for a core at the last record
         self._is_warm = False  # the first step, a warm-up, is done
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
-        """Time the work on a `torch.device` of this kind with its timing events, if any."""
+        """Time the work on `device`, a `torch.device`, with timing events if its kind has them."""
         self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
@@ -186,7 +186,7 @@ class StepClock:
     def begin_exchange(self) -> None:
         """Record that this rank computed a gradient, which may be the last of the backward pass.
 
-        The time until the next call, or the end of the pass, is waiting for other ranks.
+        The time until the next call, or the end of the pass, counts as waiting for other ranks.
         """
         self.phase = GRADIENTS
         self.enter(EXCHANGE)
@@ -245,7 +245,7 @@ class StepClock:
 def _split_backward(whole_s: float, computed_s: float, waited_s: float) -> tuple[float, float]:
     """Return the compute and wait times of the backward passes.
 
-    Passes with only a total time are split in the same ratio as the other passes.
+    Passes of which only the total time is known are split in the same ratio as other passes.
     """
     known_s = computed_s + waited_s
     waited_s += whole_s * (waited_s / known_s if known_s else 0.0)
@@ -253,9 +253,9 @@ def _split_backward(whole_s: float, computed_s: float, waited_s: float) -> tuple
 
 
 def _waited_s() -> float:
-    """Return the seconds that this thread was runnable without a core; 0 if unknown.
+    """Return how many seconds this thread was runnable but had no core; 0 if unknown.
 
-    Other processes used the core, or the CPU quota of the cgroup was exhausted.
+    In that time, other processes used the core, or the cgroup's CPU quota was exhausted.
     Source: the kernel's sched-stats.rst.
     """
     return _number_in(_SCHEDSTAT, 1) / 1e9

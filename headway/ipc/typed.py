@@ -1,7 +1,7 @@
 """NamedTuples as JSON, with a strict reader that checks each value against its declared type.
 
 A NamedTuple is read from an object, in which fields with defaults are optional, or from a list of
-all values, the form that `json` writes. A message between processes is one line of JSON:
+all values, as `json` writes it. A message between processes is one line of JSON:
 `["Name", value, ...]`.
 """
 
@@ -21,7 +21,7 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 class SchemaError(ValueError):
     """A value does not match its declared type.
 
-    `place` is the path to the value, such as gpus[0].uuid; `reason` is a verb phrase.
+    `place` is the path to the value, such as gpus[0].uuid; `reason` follows it in the message.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -155,7 +155,7 @@ class Lines:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._parts: list[bytes] = []  # of the unfinished line
+        self._parts: list[bytes] = []  # parts of the unfinished line
         self._size = 0
 
     @property
@@ -164,7 +164,7 @@ class Lines:
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that `data` completes, without newlines; TooLong discards the line."""
+        """Yield the completed lines without newlines; raise TooLong and discard a long line."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             line = b"".join([*self._parts, part])

@@ -18,7 +18,7 @@ Name = int | str
 """A GPU's index among the visible GPUs, or a prefix of its UUID or MIG id."""
 
 BUSY_PERCENT = 10  # utilization
-BUSY_BYTES = 2**30  # used memory, or an eighth on small GPUs: drivers reserve some
+BUSY_BYTES = 2**30  # used memory, or an eighth of a small GPU's; drivers reserve some
 
 
 class Selection(NamedTuple):
@@ -28,7 +28,7 @@ class Selection(NamedTuple):
 
 
 class DeviceSpec(NamedTuple):
-    """The `first` N GPUs, the `named` GPUs, N `idle` GPUs, or all."""
+    """Selects the `first` N GPUs, the `named` GPUs, N `idle` GPUs, or all."""
 
     first: int | None = None
     named: tuple[Name, ...] | None = None
@@ -95,7 +95,7 @@ ALL = DeviceSpec()
 def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     """Parse a `devices` value from a flag, variable, profile or script.
 
-    The message of a ValueError is the reason, such as "lists no GPU".
+    Raises ValueError with the reason as its message, such as "lists no GPU".
     """
     if not isinstance(raw, str):
         return _list(raw)

@@ -30,7 +30,7 @@ _END_OF_MASK = ("", "-1")
 class GpuUse(NamedTuple):
     memory_bytes: int | None  # None: not reported, as in MIG mode
     utilization_percent: int | None
-    pids: tuple[int, ...]  # processes with a CUDA context, unless in other containers
+    pids: tuple[int, ...]  # processes with a CUDA context, except in other containers
 
 
 class MigSlice(NamedTuple):
@@ -49,7 +49,7 @@ class Gpu(NamedTuple):
     memory_bytes: int | None = None
     capability: tuple[int, int] | None = None  # compute capability: (8, 0) for an A100
     compute_mode: str = DEFAULT
-    is_mig: bool = False  # only its slices can be used
+    is_mig: bool = False  # MIG is enabled, so only the slices can be used
     slices: tuple[MigSlice, ...] = ()
     slice_of: str = ""  # for a slice: uuid of the GPU
     tiles: int = 0  # tiles of an Intel card, for masks; 0 if each tile is a GPU
@@ -109,7 +109,7 @@ class HostFacts(NamedTuple):
     memory_bytes: int | None
     memory_limit_bytes: int | None  # limit of the cgroup
     shm_bytes: int | None  # the size of /dev/shm
-    open_files: int | None  # soft limit, as are the next two; -1: unlimited
+    open_files: int | None  # soft limit, like the next two fields; -1: unlimited
     processes: int | None
     locked_bytes: int | None
     container: str | None
@@ -128,7 +128,7 @@ class Machine(NamedTuple):
     cores: int = 1  # usable by this process
     cores_reason: str = "one core"
     gpus: tuple[Gpu, ...] = ()
-    gpu_kind: str = CUDA.name  # device kind of all `gpus`: torch is built for one
+    gpu_kind: str = CUDA.name  # kind of all `gpus`, because torch is built for one kind
     listed_kinds: tuple[str, ...] = ()  # kinds of GPUs that the kernel lists
     gpus_reason: str = "no NVIDIA driver on this machine"
     driver: str | None = None  # version of the GPU driver
@@ -248,7 +248,7 @@ class Machine(NamedTuple):
         )
 
     def best_device(self) -> tuple[str, str]:
-        """Return the device for `auto` and the reason; a GPU even if torch cannot use it."""
+        """Return the device for `auto` (possibly a GPU that torch cannot use) and the reason."""
         visible = self.visible_gpus
         if any(gpu.obstacle is None for gpu in visible):
             return self.gpu_kind, self.describe_gpus()
@@ -266,7 +266,7 @@ class Machine(NamedTuple):
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"
 
 
-# Parsing of masks such as CUDA_VISIBLE_DEVICES as the vendors' runtimes do it: the visible GPUs in
+# Masks such as CUDA_VISIBLE_DEVICES, parsed as the vendors' runtimes do: the visible GPUs in
 # torch's order, with their names in the mask
 
 

@@ -27,7 +27,7 @@ _UNIFIED = ((7, 2), (8, 7), (11, 0), (12, 1))
 """Compute capabilities of GPUs that share the CPU's memory: Xavier, Orin, Thor, GB10."""
 
 _UNIFIED_AMD = (110003, 110500, 110501, 110502, 110503)
-"""The same for AMD: Phoenix, Strix Point, Strix Halo, Krackan. Source: kfd_device.c, LLVM."""
+"""AMD GPUs that share the CPU's memory: Phoenix, Strix, Krackan. Source: kfd_device.c, LLVM."""
 
 KFD = "sys/class/kfd/kfd/topology/nodes"
 _ABSENT = "it is not installed"
@@ -52,7 +52,7 @@ def with_gpus(
         machine = _with_amd_gpus(machine, environ, source)
     if is_nvidia and not machine.gpus:
         return machine._replace(**_NvidiaSmi(source, full).detect())
-    return machine._replace(has_driver=is_rocm)  # AMD's driver is loaded for any display
+    return machine._replace(has_driver=is_rocm)  # AMD's driver is loaded for any AMD card
 
 
 def gpu_fixes(machine: Machine, device: str = "") -> list[str]:

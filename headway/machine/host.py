@@ -116,7 +116,7 @@ def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
 
 
 def _fact(value: Any, known_from: str, cause: str | None = None) -> Fact:
-    """Return `value` and its source, or None and the cause if it is None or 0."""
+    """Return `value` and its source; if `value` is None or 0, return None and the cause."""
     if value:
         return value, known_from
     return None, cause or f"not reported by {known_from}"

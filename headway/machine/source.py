@@ -17,7 +17,7 @@ from headway.ipc.signals import collect_signals
 
 
 class Source:
-    """Access to a machine's files, tools and limits; recordings in tests override the methods."""
+    """Accesses a machine's files, tools and limits; recordings in tests override the methods."""
 
     platform = sys.platform
 
@@ -62,11 +62,11 @@ class Source:
         """Return a tool's output, even if it fails; OSError if it does not start or hangs."""
         import subprocess
 
-        if limit_s is None:  # importing torch takes longer than a tool
+        if limit_s is None:  # importing torch takes longer than running a tool
             limit_s = 120 if command[0] == sys.executable else 30
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         own: dict[str, Any] = {"start_new_session": True}  # to kill a wrapper's children too
-        with collect_signals(signal.SIGINT, signal.SIGTERM) as stops:  # until `tool` is assigned
+        with collect_signals(signal.SIGINT, signal.SIGTERM) as stops:  # until `tool` is set
             tool = subprocess.Popen(command, text=True, errors="replace", **pipes, **own)
         with tool:
             try:

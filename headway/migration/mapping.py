@@ -83,7 +83,8 @@ def import_source(name: str) -> str | None:
 def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
     """Return the module from which to import all names of an import statement.
 
-    Names without a counterpart in Headway are ignored. With `compat`, always in `headway.compat`.
+    Names without a counterpart in Headway are ignored. With `compat`, return `headway.compat` or
+    one of its modules.
     """
     native, like_original = joined(NATIVE, module), compat_module(module)
     missing = [name for name in names if not has(native, name)]
@@ -133,7 +134,7 @@ def is_module(module: str) -> bool:
 def compat_module(module: str) -> str:
     """Return the module of `headway.compat` for a path relative to `accelerate`.
 
-    If it does not exist, return its nearest parent, whose error suggests an alternative.
+    If that module does not exist, return its nearest parent, whose error suggests an alternative.
     """
     while module and not module_exists(joined(COMPAT, module)):
         module = module.rpartition(".")[0]

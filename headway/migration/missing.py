@@ -192,7 +192,7 @@ def feature_of_module(module: str) -> Feature | None:
 
 
 class MissingAttributeError(UsageError, AttributeError):
-    """A name of Accelerate has no counterpart in Headway; `hasattr` returns False."""
+    """A name of Accelerate has no counterpart in Headway; `hasattr` returns False for the name."""
 
 
 class MissingImportError(UsageError, ImportError):
@@ -225,7 +225,7 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
 
 
 def raise_if_missing(name: str, asked: object) -> None:
-    """Raise MissingAttributeError if this is a member of Accelerate's object."""
+    """Raise MissingAttributeError if the object has a member `name` in Accelerate."""
     feature = feature_of_member(name)
     if feature is not None:
         raise _missing(MissingAttributeError, name, feature, f"{type(asked).__name__}.{name}")
@@ -235,7 +235,7 @@ def placeholder_class(name: str, feature: Feature, asked: str) -> type:
     """Return a placeholder class for a name of Accelerate.
 
     Libraries import names that they may never use. `isinstance` with the class returns False;
-    calling it or accessing an attribute raises MissingAttributeError. `asked` is its full name.
+    calling it or accessing an attribute raises MissingAttributeError. `asked` names it in errors.
     """
 
     def refuse() -> NoReturn:

@@ -197,9 +197,9 @@ def replace_script(path: str, text: str) -> None:
 def with_new_imports(script: Script, *, compat: bool = False) -> str:
     """Return the text of a script with the imports of Accelerate rewritten.
 
-    `import accelerate` becomes `import headway.compat as accelerate`; `from accelerate import ...`
-    imports from `headway` if it has all names, and from `headway.compat` otherwise, or always with
-    `compat`.
+    `import accelerate` becomes `import headway.compat as accelerate`. `from accelerate import ...`
+    becomes an import from `headway` if that has all names and `compat` is not set, otherwise from
+    `headway.compat`.
 
     Raises:
         ValueError: An import of Accelerate would remain.
@@ -322,8 +322,8 @@ DIFFERENCES = (
 def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
     """Return the names that a script uses, by status: missing, differs, same.
 
-    All differences of a name are listed, even if they do not affect the script. There are none if
-    all imports become `headway.compat`, as with `compat`.
+    All differences of a name are listed, even if they do not affect the script. If `compat` is set
+    or all names come from `headway.compat`, there are no differences.
     """
     only_compat = compat or all(map(_imports_compat, script.imports))
     rows = []

@@ -13,7 +13,7 @@ _NONE = "none"
 
 
 class Host(NamedTuple):
-    """An ssh host and its number of processes; None: detected on the host."""
+    """An ssh host and its number of processes, which is detected on the host if it is None."""
 
     name: str
     num_processes: int | None = None
@@ -24,7 +24,7 @@ class Host(NamedTuple):
 
 
 class Hosts(tuple[Host, ...]):
-    """The hosts of a run, ordered by machine rank; empty: only this machine."""
+    """The hosts of a run, ordered by machine rank; if empty, the run uses only this machine."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class Hosts(tuple[Host, ...]):
 
 
 def read_host(raw: Raw) -> str:
-    """Parse a host name or IP address; brackets are removed: [::1] is ::1."""
+    """Parse a host name or IP address; brackets are removed, so [::1] becomes ::1."""
     text = read_text(raw).strip()
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()

@@ -21,7 +21,7 @@ from headway.settings.profile_files import exists, find_project_profile, trusted
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
-# not settings: in a nested launch, these belong to the outer run
+# not settings; in a nested launch, the outer launch set these variables
 _NOT_SETTINGS = (
     *(RUN_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE),
     PROFILE_VARIABLE,

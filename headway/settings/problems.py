@@ -57,7 +57,7 @@ def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Pr
     Detected values come from this machine.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
-    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # fewest restrictions
+    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # fewest problems on a GPU
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
         layers = [*layers, {"device": Entry(machine.gpu_kind, gpus)}]
     settings, invalid = try_resolve(layers, machine, {})
@@ -415,9 +415,9 @@ def _problem(
     *,
     is_of_machine: bool = False,
 ) -> list[Problem]:
-    """Return a problem of the settings `names`; the first should be changed.
+    """Return a problem of the settings `names`, of which the first should be changed.
 
-    Empty if any of them is invalid: this is already reported and may be the cause.
+    Return none if any of these settings is invalid: that is already reported, and may be the cause.
     """
     concerned = [name.partition(".")[0] for name in names]
     if any(name in settings.invalid for name in concerned):

@@ -14,7 +14,7 @@ from headway.settings.profile_files import read_text, shown
 from headway.settings.setting import Raw
 
 VERSION = 1
-_MAX_DEPTH = 100  # of nested lists and maps; a profile needs two
+_MAX_DEPTH = 100  # of nested lists and maps; a profile needs two levels
 _NULLS = ("", "~", "null", "Null", "NULL")
 _FIX = "write one `key: value` on each line"
 
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 Entries = Mapping[str, Entry]
-"""A layer: the entries of a source by setting name."""
+"""A layer: the entries of a source, by setting name."""
 
 
 def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
@@ -43,7 +43,7 @@ def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
 
     Raises:
         ConfigError: The text is not YAML, is not a flat map, contains an anchor, alias or tag, or
-            has another version.
+            has an unsupported version.
     """
     return _Reader(Origin(layer, shown(path))).read(text)
 
@@ -53,7 +53,7 @@ def compose(text: str, source: Origin) -> Any:
 
     Raises ConfigError if the text is not YAML or contains anchors, aliases or tags.
     """
-    import yaml  # takes 20 ms, so only if there is a file
+    import yaml  # takes 20 ms, so import it only if there is a file
 
     loader: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     line = None
@@ -78,7 +78,7 @@ def compose(text: str, source: Origin) -> Any:
         mark = error.problem_mark or error.context_mark
         if mark is not None:
             line = mark.line + 1
-    except yaml.YAMLError as error:  # an invalid character; has no mark
+    except yaml.YAMLError as error:  # an invalid character, which has no mark
         what = str(error).splitlines()[0]
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
     at = source._replace(line=line)
@@ -101,7 +101,7 @@ class _Reader:
             found = "a list" if root.id == "sequence" else "a single value"
             raise self._error(f"the file is {found}", root, _FIX)
         pairs = list(self._pairs(root))
-        for name, _, value in pairs:  # first: a newer version may have other kinds of values
+        for name, _, value in pairs:  # first, as a newer version may have other kinds of values
             if name == "version":
                 self._check_version(value)
         entries: dict[str, Entry] = {}
@@ -119,7 +119,7 @@ class _Reader:
         return entries
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Yield name, key node and value node of each pair in a map."""
+        """Yield the name, the key node and the value node of each pair in a map."""
         for key, value in node.value:
             if key.id == "scalar" and _is_null(key):
                 raise self._error("a key is empty", key, "write `key: value`, or delete the line")

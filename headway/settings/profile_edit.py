@@ -27,8 +27,8 @@ from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
 _PROFILE = "the profile"
-_PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # same for every YAML parser
-_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # for other YAML parsers
+_PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # safe in all YAML parsers
+_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # not text in other parsers
 _BY_HAND = "edit the file: `$EDITOR $(headway config path)`"
 
 
@@ -91,7 +91,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
 
 
 def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
-    """Return the values of a profile without its version, and its key and value nodes."""
+    """Return a profile's values, except the version, and the key and value nodes."""
     entries = parse_profile(text, _PROFILE, Layer.PROFILE)
     values = {name: entry.raw for name, entry in entries.items()}
     root = compose(text, Origin(Layer.PROFILE, _PROFILE))
@@ -156,7 +156,7 @@ def masked_profile(text: str) -> str:
 
 
 def _secrets(env: Any) -> list[Any]:
-    """Return the nodes with secrets: values of a map, or `env` itself if it is words."""
+    """Return the nodes with secrets: values of a map, or `env` itself if it consists of words."""
     if env.id == "mapping":
         return [value for key, value in env.value if masked(key.value, value.value) != value.value]
     words = env.value if env.id == "scalar" else [item.value for item in env.value]
@@ -177,7 +177,7 @@ def write_profile(path: str, text: str) -> None:
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         if exists:
-            os.close(os.open(target, os.O_WRONLY))  # fails if it is read-only
+            os.close(os.open(target, os.O_WRONLY))  # fails if the file is read-only
         os.makedirs(folder, exist_ok=True)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="utf-8", newline="") as file:
@@ -209,7 +209,7 @@ def write_basic_config(
         save_location: The file to write. Defaults to the selected profile.
 
     Returns:
-        The path of the written file, or False if the file already exists; it is not changed then.
+        The path of the written file, or False if the file already exists and was left unchanged.
 
     Raises:
         UsageError: The precision is unknown.

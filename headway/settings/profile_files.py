@@ -1,6 +1,6 @@
 """Selecting, finding and reading profile files; `profile.py` parses them.
 
-A profile not selected by its path must be trusted: its `env` can make processes load code.
+A profile that is not selected by its path must be trusted: its `env` can make processes load code.
 """
 
 import os

@@ -58,7 +58,7 @@ def try_resolve(
 ) -> tuple[Settings, list[Problem]]:
     """Return the settings like `resolve`, and the problems of invalid values."""
     values, problems, invalid = _read([_of_other_launchers(layers, environ), *layers])
-    if values["num_machines"].value == 1:  # explicit: run on this machine only
+    if values["num_machines"].value == 1:  # the user limits the run to this machine
         cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
     asked_of_cluster = {
         name: entry
@@ -84,10 +84,10 @@ def try_resolve(
 
 
 def _of_other_launchers(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
-    """Return the settings from Accelerate's and torchrun's variables that no layer sets.
+    """Return the settings from Accelerate's and torchrun's variables, unless a layer sets them.
 
-    Empty in a nested launch, where the outer launch sets them. `device: auto` reads
-    ACCELERATE_USE_CPU.
+    In a nested launch, return none, because the outer launch set the variables. ACCELERATE_USE_CPU
+    is read for `device: auto`.
     """
     return {
         name: Entry(environ[variable], Origin(Layer.ENVIRONMENT, variable=variable))
@@ -186,7 +186,7 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
 
 
 def _without_alias(device: Value, machine: Machine) -> Value:
-    """Replace `gpu` with this machine's kind of GPU, or with cuda, which is rejected later."""
+    """Replace `gpu` with this machine's kind of GPU, or with cuda if it has none."""
     if device.value != "gpu":
         return device
     # on a Mac without MPS, the error for mps gives the reason

@@ -36,7 +36,7 @@ Shape = Literal["one", "list", "map"]
 """Form of a value in a profile; maps are merged across layers."""
 
 Scope = Literal["launcher", "machines", "gpus", "accelerator", "ranks", "hsdp", "shards", "blocks"]
-"""The part of a launch that a setting applies to; without it, a note reports that it has no effect.
+"""The part of a launch that a setting applies to. Without this part, a note says so.
 
 launcher: a launcher that supervises the script; machines: launchers of a multi-node run; gpus;
 accelerator: the script's Accelerator; ranks, hsdp, shards: an Accelerator with several ranks, hsdp
@@ -89,11 +89,11 @@ class Setting(Generic[T]):
 
     @property
     def flag(self) -> str:
-        """The flag of `headway launch`, such as --num-processes; --set if it has no flag."""
+        """The flag of `headway launch`, such as --num-processes, or --set if there is none."""
         return "--" + self.name.replace("_", "-") if self.has_flag else SET
 
     def as_flag(self, value: object) -> str:
-        """Return the arguments that set it: --num-processes 2, or --set restart_delay=2."""
+        """Return the arguments that set `value`: --num-processes 2, or --set restart_delay=2."""
         return f"{self.flag} {value}" if self.has_flag else f"{SET} {self.name}={value}"
 
     @property
@@ -104,7 +104,7 @@ class Setting(Generic[T]):
     def parse(self, raw: Raw) -> T | str:
         """Parse `raw`; AUTO is valid if it is the default.
 
-        The message of a ValueError is the reason, such as "not a whole number".
+        Raises ValueError with the reason as its message, such as "not a whole number".
         """
         if isinstance(raw, Mapping) and self.shape != "map":
             raise ValueError("expected a value, not a map")
@@ -120,7 +120,7 @@ class Setting(Generic[T]):
         return True
 
     def canonical(self, raw: Raw) -> Raw:
-        """Return a valid `raw` in its canonical form for profiles."""
+        """Return `raw`, a valid value, in the canonical form for profiles."""
         value = self.parse(raw)
         if isinstance(value, dict):
             return value
@@ -289,7 +289,7 @@ def read_variables(raw: Raw) -> dict[str, str]:
     """Parse a YAML map or shell-quoted NAME=VALUE words."""
     words = [] if isinstance(raw, Mapping) else _words(raw)
     for number, word in enumerate(words, 1):
-        if "=" not in word:  # do not print it: it may be part of a secret
+        if "=" not in word:  # do not print the word, which may be part of a secret
             raise ValueError(f"word {number} is not NAME=VALUE")
     variables = _pairs(raw, words)
     for name, value in variables.items():

@@ -41,7 +41,7 @@ _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 ON, OFF, NODE = "on", "off", "node"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
-NO_CLUSTER = "none"  # numbering.ALONE, not imported by a launch outside clusters
+NO_CLUSTER = "none"  # as numbering.ALONE, which launches outside clusters do not import
 CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
 """The kinds of clusters whose variables are read."""
 
@@ -52,7 +52,7 @@ OF_JOBS = ("sbatch", "snapshot")
 """Settings that apply only to scheduler jobs."""
 
 OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
-"""Settings for this machine's place in a multi-node run, unknown before the run starts."""
+"""Settings for this machine's position in a multi-node run, which may be unknown before the run."""
 
 
 def _switch(help: str, *, applies_to: Scope | None = None) -> Setting[str]:
@@ -347,7 +347,7 @@ class Settings:
     )
 
     def __init__(self, values: Mapping[str, Value], invalid: Collection[str] = ()) -> None:
-        """Store `values`; those of settings in `invalid` are placeholders for invalid values."""
+        """Store `values`; the values of settings in `invalid` are placeholders."""
         self.values = values
         self.invalid = invalid
 

@@ -1,6 +1,6 @@
 """Adapters for TensorBoard, Weights & Biases, Trackio and MLflow.
 
-WANDB_MODE=offline works without a network; MLFLOW_TRACKING_URI sets where MLflow stores runs.
+WANDB_MODE=offline works without a network; MLFLOW_TRACKING_URI sets the location of MLflow's runs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _note_skipped(tracker: GeneralTracker, name: str, value: object, why: str) -
 
 
 class PackageRunTracker(GeneralTracker):
-    """Base of trackers for packages whose runs have wandb's `config`, `log` and `finish`.
+    """Base class of trackers for packages whose runs have wandb's `config`, `log` and `finish`.
 
     Args:
         run_name: the name of the project in the package.

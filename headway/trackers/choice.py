@@ -23,7 +23,7 @@ CALL = "the script's Accelerator(log_with=...)"
 
 
 class LoggerType(str, Enum):
-    """The names accepted by `log_with`; each equals its string.
+    """The names accepted by `log_with`; each member equals its string.
 
     AIM, CLEARML, COMETML, DVCLIVE and SWANLAB are rejected: Headway has no adapter for them.
 
@@ -58,14 +58,15 @@ LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {tracker.name: tracker f
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Register a tracker class for `log_with`, replacing any class with the same name.
 
-    It is constructed with the project name, the logging directory if required, and its
+    The class is constructed with the project name, the logging directory if required, and its
     `init_kwargs`. Replacing a class issues a UserWarning.
 
     Args:
         tracker_class: a subclass of GeneralTracker.
 
     Raises:
-        UsageError: not a GeneralTracker subclass with `name` and `requires_logging_directory`.
+        UsageError: `tracker_class` is not a GeneralTracker with `name` and
+            `requires_logging_directory`.
 
     Examples:
         >>> from headway import Accelerator
@@ -213,5 +214,5 @@ def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
 
 def _is_installed(package: str) -> bool:
     spec = find_spec(package)
-    # without an origin it is a folder of that name, such as `wandb` with wandb's files
+    # a spec without an origin is a folder, such as `wandb`, to which wandb writes its files
     return spec is not None and spec.origin is not None

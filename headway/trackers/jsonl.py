@@ -1,4 +1,4 @@
-"""The built-in tracker: a file per run, a line per call of `log`."""
+"""The built-in tracker: a file per run, with a line per call to `log`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_proce
 class JsonlTracker(GeneralTracker):
     """Writes a run to `<logging_dir>/<run_name>/<date>-<time>-<process id>.jsonl`.
 
-    Each line is written immediately, so that none is lost in a crash. `headway why --html`
+    Each line is written immediately, so that no line is lost in a crash. `headway why --html`
     plots the file; `headway/trackers/run_file.py` describes its format.
 
     Args:
@@ -115,10 +115,10 @@ class JsonlTracker(GeneralTracker):
         self._write({"time": _now(), "config": python_numbers(values)})
 
     @checked
-    def log(  # type: ignore[override]  # it has no further keywords
+    def log(  # type: ignore[override]  # no further keywords
         self, values: dict[str, Any], step: float | None = None
     ) -> None:
-        """Write a line; names of nested values are joined by "/", one-element tensors are numbers.
+        """Write a line; nested names are joined by "/", and one-element tensors become numbers.
 
         Args:
             values: numbers and strings by name; arrays of at most 1000 elements become lists.
@@ -149,7 +149,7 @@ class JsonlTracker(GeneralTracker):
         whole = b"\n" + line if self._is_torn else line
         written = self._open_file().write(whole)
         self._is_torn = written != len(whole)
-        if self._is_torn:  # the next attempt raises the actual cause
+        if self._is_torn:  # the next write raises the actual error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 

@@ -13,7 +13,7 @@ Folder = str | os.PathLike[str] | None
 
 @dataclass
 class ProjectConfiguration:
-    """Folders of trackers and checkpoints: `Accelerator(project_config=...)`.
+    """Sets the folders of trackers and checkpoints; see `Accelerator(project_config=...)`.
 
     Args:
         project_dir: the project folder; checkpoints with generated names are in its subfolder
@@ -21,7 +21,7 @@ class ProjectConfiguration:
         logging_dir: the folder for the trackers' files; None uses `project_dir`.
         automatic_checkpoint_naming: `save_state()` writes `checkpoints/checkpoint_0`,
             `checkpoint_1`, ..., and `load_state()` without a path loads the newest.
-        total_limit: number of these to keep; older ones are removed after a new one is complete.
+        total_limit: number of checkpoints to keep; a complete new one replaces the oldest.
         iteration: the number of the next checkpoint.
         save_on_each_node: unsupported: a checkpoint is a single folder shared by all machines.
 

@@ -1,10 +1,10 @@
 """The file format of the `jsonl` tracker, and its reader.
 
 Each line is a JSON object. The first is {"headway_run": 1, "project", "time", "config"}; the others
-are {"step", "time", "values"} for a call of `log`, {"time", "config"} for a later configuration,
-or {"time", "resumed"}: the run resumed from a checkpoint, and later lines replace those logged
-before for the same and later steps.
-Times are seconds since 1970. NaN and infinities are the strings of protobuf's JSON mapping
+are {"step", "time", "values"} for a call to `log`, {"time", "config"} for a later configuration,
+or {"time", "resumed"}: the run resumed from a checkpoint, and the lines that follow replace earlier
+lines for the same or later steps.
+Times are seconds since 1970. NaN and infinities are written as in protobuf's JSON mapping
 (https://protobuf.dev/programming-guides/json/): "NaN", "Infinity", "-Infinity".
 """
 
@@ -76,8 +76,8 @@ def is_run(path: Path) -> bool:
 def read_metrics(path: Path) -> dict[str, MetricSeries]:
     """Return the metrics of a run by name, in the order of their first values.
 
-    The file may still be in use; partial lines are skipped. A `log` without a step has the step of
-    the previous call plus 1.
+    The file may still be in use; partial lines are skipped. A call to `log` without a step
+    has the previous call's step plus 1.
     """
     try:
         head, *lines = map(_object_in, path.read_bytes().split(b"\n"))
@@ -97,7 +97,7 @@ def read_metrics(path: Path) -> dict[str, MetricSeries]:
         )
     metrics: dict[str, MetricSeries] = {}
     step = -1.0
-    replaced: set[str] = set()  # metrics not logged yet since the run resumed
+    replaced: set[str] = set()  # metrics not logged since the run resumed
     for line in lines:
         if RESUMED in line:
             replaced = {*metrics}

@@ -48,8 +48,8 @@ class GeneralTracker:
             name. The Accelerator constructs only registered classes.
         default_logging_directory: the folder used without a `project_dir`; None raises UsageError
             if a folder is required.
-        packages: modules, at least one of which must be installed to select it by name.
-        main_process_only: whether only rank 0 calls it, instead of every rank.
+        packages: modules, at least one of which must be installed to select the tracker by name.
+        main_process_only: whether only rank 0 calls the tracker, instead of every rank.
         tracker: the wrapped object, such as the run of another package.
         run_id: identifies the run, so that another process can continue it; None if unsupported.
 
@@ -121,7 +121,7 @@ class GeneralTracker:
 
 
 class NoTracker(GeneralTracker):
-    """Null object for a missing tracker: attributes, calls and items have no effect; falsy."""
+    """Falsy null object for a missing tracker: attributes, calls and items have no effect."""
 
     name = ""
     requires_logging_directory = False

@@ -1,4 +1,4 @@
-"""The active trackers of a training."""
+"""The active trackers of a training run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ unreachable network costs at most a tenth of the training time."""
 
 
 class _Member:
-    """A tracker of a run with its failures.
+    """A tracker of a run, with the record of its failures.
 
     Until `log` has succeeded once, errors are raised, because the setup is wrong. Later errors
     (a full disk, a network) are logged, and the training continues; the tracker is retried, and
@@ -92,7 +92,7 @@ class Tracking:
     """The trackers of a run; by default only rank 0 calls them.
 
     `log_with` contains the requested trackers: names, and the script's instances. `trackers` are
-    those of the active run; on other ranks, only those without `main_process_only`.
+    the trackers of the active run; ranks other than 0 omit trackers with `main_process_only`.
     """
 
     def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:
