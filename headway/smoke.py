@@ -84,7 +84,7 @@ def check_all_reduce(accelerator: Accelerator) -> Outcome:
     is_right = bool((total == size * (size + 1) / 2).all())
     return Outcome(
         is_right,
-        f"{REDUCED_BYTES // 2**20} MiB, sum {'right' if is_right else 'wrong'}, "
+        f"{REDUCED_BYTES // 2**20} MiB, sum {'correct' if is_right else 'wrong'}, "
         f"bus bandwidth {bandwidth / 1e9:.2f} GB/s",
     )
 

@@ -76,7 +76,7 @@ def check_range(
         if value is not None and not least <= value <= most:
             limits = f"of at least {least}" if most == float("inf") else f"from {least} to {most}"
             raise UsageError(
-                f"{name} is {value!r}, not a number {limits}",
+                f"invalid value {value!r} for {name}: must be a number {limits}",
                 where=f"the script's {called}(...)",
                 fix=f"pass {name}={min(max(least, 1), most)}, or another number {limits}",
                 code=Code.BAD_ARGUMENT,
@@ -88,7 +88,7 @@ def check_choice(called: str, choices: Collection[str], fix: str = "", **argumen
     for name, value in arguments.items():
         if value not in choices:
             raise UsageError(
-                f"{name} is {value!r}, not one of {', '.join(choices)}",
+                f"invalid value {value!r} for {name}: must be one of {', '.join(choices)}",
                 where=f"the script's {called}(...)",
                 fix=fix or f"pass one of them, such as {next(iter(choices))!r}",
                 code=Code.BAD_ARGUMENT,

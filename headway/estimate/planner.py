@@ -107,7 +107,7 @@ def _host_bytes(machine: Machine) -> int:
         raise ConfigError(
             "the memory of this machine is unknown",
             where="the machine's snapshot",
-            fix="add it to the devices: --devices cpu-64GB",
+            fix="add the memory size to the devices: --devices cpu-64GB",
             code=Code.NO_ESTIMATE,
         )
     return min(known)
@@ -240,7 +240,7 @@ class Planner:
             raise LaunchError(
                 f"the estimation process exited with code {self._server.wait()}",
                 where=trial.program,
-                fix="see its message above; report it if it is a traceback from headway",
+                fix="see its output above; report a traceback from headway as a bug",
                 code=Code.NO_ESTIMATE,
             )
         result: TrialResult = decode(kinds_of(TrialResult), line)

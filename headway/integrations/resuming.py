@@ -92,8 +92,8 @@ def select_start(
         raise CheckpointError(
             "no complete checkpoint to resume from",
             where=f"{folder}, requested by {run.origins.get('resume', 'resume')}",
-            fix=f"omit it to start from the beginning, or use --resume {IF_ANY} to do so only"
-            " without a checkpoint; to resume from one saved without Headway, use --resume FOLDER",
+            fix=f"omit resume to start from the beginning; --resume {IF_ANY} does so only if there"
+            " is no checkpoint; if one was saved without Headway, use --resume FOLDER",
             code=Code.NO_CHECKPOINT,
         )
     if own:
@@ -128,7 +128,7 @@ def read_list(folder: Path) -> list[TrainerSave]:
         raise CheckpointError(
             f"the list of checkpoints cannot be read: {error}",
             where=str(folder / LIST),
-            fix="remove it, and pass the checkpoint to resume from with --resume FOLDER",
+            fix="remove the file, and pass the checkpoint to resume from with --resume FOLDER",
             code=Code.DAMAGED,
         ) from None
     found = (entry._replace(path=os.path.join(folder, entry.path)) for entry in listed)
@@ -149,7 +149,7 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
         pending.replace(folder / LIST)
     except OSError as error:
         what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
-        log(f"note: {what}; pass its path to --resume to use it")
+        log(f"note: {what}; to use the checkpoint, pass its path to --resume")
 
 
 def log_start(library: str, start: TrainingStart, folder: Path) -> None:
@@ -210,7 +210,7 @@ class TrainerPreemption:
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
-            log_once("note: training is not in the main thread: signals terminate it as usual")
+            log_once("note: training is not in the main thread, so signals end the process")
 
     def should_stop(self) -> bool:
         """Return whether the job must stop; all ranks must call this the same number of times."""
@@ -235,5 +235,5 @@ class TrainerPreemption:
         if self._has_exited:
             return
         if (late := self._signals.request) and rank_and_size()[0] == 0:
-            log(f"{late} has no effect: the training has finished")
+            log(f"{late} has no effect: training has finished")
         self._signals.release()

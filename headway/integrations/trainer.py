@@ -49,7 +49,7 @@ def install(module: ModuleType) -> None:
         is_own = trial is not None or stops_itself or self.args.world_size != rank_and_size()[1]
         if run is not None and stops_itself and run.resume is not None:
             raise UsageError(
-                "enable_jit_checkpoint cannot be used with --resume: Trainer then resumes itself",
+                "enable_jit_checkpoint cannot be used with --resume: Trainer resumes by itself",
                 where=f"TrainingArguments; {run.origins.get('resume', 'resume')}",
                 fix="remove enable_jit_checkpoint or --resume",
                 code=Code.CONTRADICTS_RUN,

@@ -77,7 +77,7 @@ def _claim_rank(rank: int, store: Any) -> None:
             f"rank {rank} is process {owner.rpartition(':')[2]}, but process {os.getpid()} has the"
             " same RANK; a process started by a rank inherits it",
             where=f"environment RANK={rank}",
-            fix="start it without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
+            fix="start that process without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
             code=Code.RANK_VARIABLES,
         )
     store.set(key, own)

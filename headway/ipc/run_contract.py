@@ -134,7 +134,8 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
     precision = environ.get(ACCELERATE["mixed_precision"], "no").lower()
     if precision not in PRECISIONS:
         raise UsageError(
-            f"mixed_precision is {precision!r}, not one of {', '.join(PRECISIONS)}",
+            f"invalid value {precision!r} for mixed_precision: must be one of "
+            + ", ".join(PRECISIONS),
             where=f"environment {ACCELERATE['mixed_precision']}",
             fix="choose another --mixed_precision for `accelerate launch`",
             code=Code.BAD_VALUE,
@@ -208,7 +209,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text or "")
     except ValueError:
         raise UsageError(
-            f"{name} is {text!r}, which is not a whole number",
+            f"invalid value {text!r} for {name}: not a whole number",
             where=f"environment {name}",
             fix="start the script with `headway launch` or torchrun, which set it",
             code=Code.RANK_VARIABLES,

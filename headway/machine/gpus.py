@@ -95,7 +95,7 @@ def _matching_torch(machine: Machine) -> list[str]:
 
 
 def kernel_fixes(machine: Machine) -> list[str]:
-    return _wheel_fix(machine) or ["select GPUs that one PyTorch build supports with --devices"]
+    return _wheel_fix(machine) or ["with --devices, select GPUs that one PyTorch build supports"]
 
 
 def _wheel_fix(machine: Machine) -> list[str]:

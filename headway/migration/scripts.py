@@ -273,7 +273,7 @@ DIFFERENCES = (
         "Accelerator.prepare",
         "an LR scheduler steps once per optimizer step; in Accelerate once per rank",
         "set its length in optimizer steps: len(loader) after prepare, without a factor"
-        " num_processes; or adopt with --compat",
+        " of num_processes; or adopt with --compat",
     ),
     ApiDifference(
         "Accelerator.prepare",

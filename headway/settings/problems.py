@@ -248,7 +248,7 @@ def _rank_problems(settings: Settings) -> list[Problem]:
         settings,
         Code.DEBUG_ON_MACHINES,
         f"debug_rank is {debug_rank}, but num_machines is "
-        f"{settings.num_machines}: the ranks of other machines would not wait for it",
+        f"{settings.num_machines}: ranks on other machines would not wait for it",
         [removal(settings, "debug_rank"), _one_machine_fix(settings)],
         ["debug_rank", "num_machines"],
     )

@@ -222,7 +222,8 @@ def write_basic_config(
     """
     if mixed_precision.lower() not in PRECISIONS:
         raise UsageError(
-            f"invalid mixed_precision {mixed_precision!r}: must be one of {', '.join(PRECISIONS)}",
+            f"invalid value {mixed_precision!r} for mixed_precision: must be one of "
+            + ", ".join(PRECISIONS),
             where="the script's write_basic_config(...)",
             fix="pass a supported precision, such as mixed_precision='bf16'",
             code=Code.BAD_ARGUMENT,

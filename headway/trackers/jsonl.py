@@ -49,7 +49,7 @@ class JsonlTracker(GeneralTracker):
         own = os.path.relpath(os.path.join(logging_dir, run_name), logging_dir)
         if Path(own).parts[:1] == (os.pardir,):
             raise UsageError(
-                f"invalid project_name {run_name!r}: not below {os.fspath(logging_dir)!r}",
+                f"invalid value {run_name!r} for project_name: not in {os.fspath(logging_dir)!r}",
                 where="the script's init_trackers(...)",
                 fix="pass a name without '..', and set Accelerator(project_dir=...)",
                 code=Code.BAD_ARGUMENT,
@@ -99,7 +99,7 @@ class JsonlTracker(GeneralTracker):
             raise UsageError(
                 "the jsonl tracker has no file: it was not started, or this is not rank 0",
                 where="the script's use of the tracker",
-                fix="call init_trackers(...) first, and use it on rank 0",
+                fix="call init_trackers(...) first, and use the tracker on rank 0",
                 code=Code.TRACKER,
             )
         return self._file

@@ -30,7 +30,7 @@ class _Member:
     """A tracker of a run, with the record of its failures.
 
     Until `log` has succeeded once, errors are raised, because the setup is wrong. Later errors
-    (a full disk, a network) are logged, and the training continues; the tracker is retried, and
+    (a full disk, a network) are logged, and training continues; the tracker is retried, and
     the number of missed calls is logged at the end.
     """
 
@@ -59,7 +59,7 @@ class _Member:
         if not self._missed:
             log(
                 f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
-                "  the training continues, and the tracker will be retried"
+                "  training continues, and the tracker will be retried"
             )
         self._missed += 1
         now = time.monotonic()

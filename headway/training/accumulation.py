@@ -316,7 +316,7 @@ def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
     is_whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool)
     if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):
         raise UsageError(
-            f"num_tokens is {num_tokens}, not an integer of at least 0",
+            f"invalid value {num_tokens} for num_tokens: must be an integer of at least 0",
             where="the script's backward(loss, num_tokens=...)",
             fix="pass the number of tokens in the loss: (labels != -100).sum()",
             code=Code.ACCUMULATION,

@@ -83,7 +83,8 @@ class Preparer:
         for name in self._methods if models else ():
             if not any(hasattr(model, name) for model in (*models, *self.training.inner_models)):
                 raise UsageError(
-                    f"forward_methods is {name!r}, not a method of {type(models[0]).__name__}",
+                    f"invalid value {name!r} for forward_methods: not a method of "
+                    + type(models[0]).__name__,
                     where="the script's Accelerator(forward_methods=...)",
                     fix="pass names of the model's methods; with several models, prepare them"
                     " together, or the one with the method first",

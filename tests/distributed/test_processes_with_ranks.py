@@ -124,9 +124,9 @@ def test_each_rank_knows_its_place_and_its_turn() -> None:
     assert accelerator.on_main_process(lambda: RANK)() == (0 if is_first else None)
     on_last = accelerator.on_process(lambda: RANK, process_index=WORLD - 1)
     for wrong in (-1, WORLD) if WORLD > 1 else ():
-        with pytest.raises(UsageError, match=f"index is {wrong}, not a number from 0 to"):
+        with pytest.raises(UsageError, match=f"{wrong} for .*index: must be a number from 0 to"):
             accelerator.on_process(print, process_index=wrong)
-        with pytest.raises(UsageError, match=f"index is {wrong}, not a number from 0 to"):
+        with pytest.raises(UsageError, match=f"{wrong} for .*index: must be a number from 0 to"):
             accelerator.on_local_process(print, local_process_index=wrong)
     CompatAccelerator().on_process(print, process_index=WORLD)  # as in Accelerate
     assert on_last() == accelerator.on_last_process(lambda: RANK)() == (RANK if is_last else None)

@@ -48,7 +48,7 @@ def test_two_ranks_exchange_sums_and_step_as_one_process_would(
     assert {check["status"] for check in checks} == {"ok"}
     told = {check["check"]: check["what"] for check in checks}
     assert told["ranks"] == "ranks 0, 1 of 2"
-    assert "sum right, bus bandwidth" in told["all-reduce"]
+    assert "sum correct, bus bandwidth" in told["all-reduce"]
     assert "bfloat16" in told["precision"]
     assert told["data loader"] == "25 samples, each once"
     assert read_all() == ([], [])

@@ -75,9 +75,9 @@ def test_handlers_for_several_ranks_have_nothing_to_do_with_one() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"comm_hook": "bf15"}, "comm_hook is 'bf15', not one of no, fp16, bf16, power_sgd"),
-        ({"comm_wrapper": "power_sgd", "comm_hook": "fp16"}, "not one of no, fp16, bf16"),
-        ({"comm_hook": DDPCommunicationHookType.BATCHED_POWER_SGD}, "not one of no, fp16"),
+        ({"comm_hook": "bf15"}, "'bf15' for comm_hook: must be one of no, fp16, bf16, power_sgd"),
+        ({"comm_wrapper": "power_sgd", "comm_hook": "fp16"}, "must be one of no, fp16, bf16"),
+        ({"comm_hook": DDPCommunicationHookType.BATCHED_POWER_SGD}, "must be one of no, fp16"),
         ({"comm_wrapper": DDPCommunicationHookType.FP16}, "no comm_hook to wrap"),
         ({"comm_hook": "fp16", "comm_state_option": {"start_powerSGD_iter": 2}}, "for PowerSGD"),
     ],
@@ -267,7 +267,7 @@ def test_a_handler_given_to_profile_goes_first() -> None:
     with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
         ONES.exp()
     assert "aten::exp" in {row.key for row in profiler.key_averages()}
-    with pytest.raises(UsageError, match="activity is 'nothing'"), accelerator.profile():
+    with pytest.raises(UsageError, match="'nothing' for activity"), accelerator.profile():
         pass
 
 

@@ -88,7 +88,7 @@ def test_a_state_that_contradicts_the_process_is_refused() -> None:
     AcceleratorState(mixed_precision="bf16", cpu=True)
     with pytest.raises(UsageError, match="mixed_precision='no'"):
         AcceleratorState(mixed_precision="no")
-    with pytest.raises(UsageError, match="not one of no, fp16, bf16"):
+    with pytest.raises(UsageError, match="must be one of no, fp16, bf16"):
         AcceleratorState(mixed_precision="fp8")
     with pytest.raises(UsageError, match="unsupported argument 'fsdp_plugin'"):
         AcceleratorState(fsdp_plugin=object())

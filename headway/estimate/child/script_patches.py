@@ -40,7 +40,7 @@ from headway.training import accelerator_setup
 Note = Callable[[str], None]
 
 _NOT_MAPPED = 2**62  # an address that is never mapped
-_LOADED = "loading is skipped: the script continues as from the start"
+_LOADED = "loading is skipped: the script starts from the beginning"
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
     "MASTER_ADDR": "127.0.0.1",
@@ -332,7 +332,7 @@ def patch_strategy_choice(note: Note) -> None:
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
         if chosen in SHARDED or settings.activation_checkpointing:
-            note("the strategy of the script's Accelerator is replaced by those compared")
+            note("the compared strategies replace the strategy of the script's Accelerator")
         plain = settings._replace(activation_checkpointing=False, cpu_offload=False)
         return choose(world, DDP, plain)
 
