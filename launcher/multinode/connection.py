@@ -1,4 +1,4 @@
-"""A non-blocking connection between launchers, which sends and receives messages."""
+"""A non-blocking connection that exchanges messages between launchers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Connection:
                 del self._unsent[: self.link.send(self._unsent)]
 
     def flush_watched(self, selector: selectors.BaseSelector) -> None:
-        """Flush, and watch for writability with `selector` while data is left."""
+        """Flush, and watch for writability with `selector` while unsent data remains."""
         self.flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         key = selector.get_key(self.link)

@@ -1,5 +1,6 @@
-"""Decides on machine 0 when the ranks of a run start, restart and stop. Pure: its inputs are
-messages and times, its outputs are messages.
+"""Decides on machine 0 when the ranks of a run start, restart and stop.
+
+Pure: the inputs are messages and times, the outputs are messages.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
 class Coordinator:
     """State of a run on `least` to `most` machines.
 
-    `facts` are machine 0's facts, compared with every other machine's facts. `log` prints a line
-    on machine 0. All times are monotonic times of machine 0.
+    `facts` are machine 0's facts, with which every other machine's facts are compared. `log` prints
+    a line on machine 0. All times are monotonic times of machine 0.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Coordinator:
         self._failure_at: float | None = None  # time of a failure whose cause is unknown
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_notified = False  # of missing machines
+        self._are_notified = False  # whether machines know which machines are missing
 
     @property
     def is_busy(self) -> bool:
@@ -226,7 +227,7 @@ class Coordinator:
         lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.progress)
         if self._is_stopping:
             if machine.has_ranks:
-                self._end(lost)  # other ranks may wait for its ranks in a save
+                self._end(lost)  # in a save, other ranks may be waiting for its ranks
             return
         if machine.is_done:
             self._check_all_done()
@@ -383,7 +384,7 @@ class Coordinator:
         self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Restart or end the run after a failure, once its cause is clear enough."""
+        """Restart or end the run after a failure, once the cause is clear enough."""
         assert self._failure_at is not None
         failures = [m.failure for m in self.machines.values() if m.failure is not None]
         if not failures:
@@ -414,7 +415,7 @@ class Coordinator:
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
-        """Notify all machines of the failure; only machine 0, which reports it, gets details."""
+        """Notify all machines of the failure; machine 0 reports it, and also gets the details."""
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all)

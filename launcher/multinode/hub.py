@@ -1,4 +1,4 @@
-"""Server of a run on machine 0: a thread that serves all machines."""
+"""The server of a multi-node run: a thread on machine 0 that serves all machines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BEATS_PER_TIMEOUT = 3
 _BUSY_INTERVAL_S = 0.05
 _GREETING_TIMEOUT_S = 10.0
 _MAX_LOGGED = 10  # refused connections that are logged
-_MAX_ACCEPTS = 16  # before other events are handled
+_MAX_ACCEPTS = 16  # connections accepted before other events are handled
 
 
 class _MachineLeft(Exception):
-    """A machine left and reported the reason."""
+    """Raised when a machine leaves and reports the reason."""
 
 
 class _PeerState:
@@ -69,7 +69,7 @@ class Hub:
         self._thread.start()
 
     def close(self, within_s: float) -> None:
-        """Stop once all machines have left and late ones were notified, or after `within_s` s."""
+        """Stop after `within_s`, or once all machines have left and late machines were notified."""
         self._close_at = time.monotonic() + within_s
         with suppress(OSError):  # the thread has exited
             self._wakeup_writer.send(b"\0")

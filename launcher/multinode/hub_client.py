@@ -53,7 +53,7 @@ class HubClient:
         self._thread.start()
 
     def send(self, message: messages.Message) -> None:
-        """Queue a message; it is sent once the hub has greeted."""
+        """Queue a message, which is sent after the hub's greeting."""
         self._to_send.append(message)
         self._wake()
 

@@ -108,7 +108,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
-        """Wait for the round after `began`; log missing machines that differ from `missing`."""
+        """Wait for the round after `began`; log missing machines unless they equal `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -266,7 +266,7 @@ class Membership:
         """Return the hub client once machine 0 has accepted this machine or reported the run's end.
 
         Waits until machine 0's name resolves and machine 0 answers. Reconnects if the connection is
-        closed, because a tunnel or load balancer closes connections until machine 0 listens.
+        closed, because a tunnel or load balancer closes connections until machine 0 is listening.
         `progress` describes this machine's ranks; `seen` contains the callbacks on machine 0.
         Raises LaunchError if machine 0 cannot be reached, the port is in use, or the
         machine is refused.
@@ -387,7 +387,7 @@ class Membership:
         )
 
     def _listen(self, callbacks: RankCallbacks) -> socket.socket | None:
-        """Become machine 0 and return its own connection; None if another process is machine 0."""
+        """Become machine 0 and return its connection to itself, or None if another process is."""
         try:
             listener = network.listen_as_machine_0(self.address, self.port)
         except network.PortInUse:

@@ -110,7 +110,7 @@ class HeartbeatLost(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The machine leaves the run, and its connection will close."""
+    """The machine leaves the run and will close the connection."""
 
 
 class Accepted(NamedTuple):
@@ -173,7 +173,7 @@ class InvalidPeer(Exception):
 
 
 class Greeting(NamedTuple):
-    """The first line from each end, without a tag."""
+    """The first line that each end sends, without a tag."""
 
     nonce: str
     has_key: bool
@@ -187,7 +187,7 @@ def new_greeting(key: bytes) -> Greeting:
 
 
 def read_greeting(line: bytes) -> Greeting:
-    """Parse a greeting; raises InvalidPeer if it is malformed or of another version."""
+    """Parse a greeting; raises InvalidPeer if it is malformed or from another version."""
     match = _GREETING.fullmatch(line)
     if match is None:
         raise protocol_mismatch()

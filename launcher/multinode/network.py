@@ -33,7 +33,7 @@ def resolved(host: str) -> list[str]:
 
 
 def plain_address(end: tuple[Any, ...]) -> str:
-    """Return the IP address of a socket address, with its interface if it is link-local.
+    """Return the IP address of a socket address, including the interface if it is link-local.
 
     IPv4-mapped addresses of dual-stack sockets are returned as IPv4 addresses.
     """
@@ -42,7 +42,7 @@ def plain_address(end: tuple[Any, ...]) -> str:
 
 
 def reachable_address(address: str, own_address: str) -> str:
-    """Return another machine's address with the interface of this machine if it is link-local."""
+    """Return another machine's address; append this machine's interface if it is link-local."""
     interface = own_address.partition("%")[2]
     plain, has_interface, _ = address.partition("%")
     return f"{plain}%{interface}" if has_interface and interface else address
@@ -107,11 +107,11 @@ _PORT_ERRORS = {
 
 
 class PortInUse(LaunchError):
-    """Another process uses the port."""
+    """Another process is using the port."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Listen on an address of this machine; an empty host means all of them, IPv4 and IPv6.
+    """Listen on an address of this machine; an empty host means all IPv4 and IPv6 addresses.
 
     Raises LaunchError if the port is unavailable, and OSError if no interface has the address.
     """
@@ -149,7 +149,7 @@ def listening_host(address: str) -> str:
 
 
 def is_machine_0(rank: int | None, address: str) -> bool:
-    """Return whether this is machine 0, by its rank or, without a rank, by the main address."""
+    """Return whether this is machine 0, according to its rank or else to the main address."""
     if rank is not None:
         return rank == 0
     try:

@@ -80,7 +80,7 @@ HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same val
 
 
 def run_key(environ: Mapping[str, str]) -> bytes:
-    """Return the run's key, empty if it is not set; raises ConfigError if it is too short."""
+    """Return the run's key, or b"" if it is not set; raises ConfigError if it is too short."""
     key = environ.get(KEY_VARIABLE, "")
     if KEY_VARIABLE in environ and len(key) < _MIN_LENGTH:
         raise ConfigError(

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 BACKEND = "headway"
 _STORE_TIMEOUT = timedelta(seconds=60)  # of torch, for keys that other ranks must set
-_ANSWER_TIMEOUT_S = 30.0  # it answers at once, unless its machine or the network is down
+_ANSWER_TIMEOUT_S = 30.0  # the store answers at once, unless its machine or the network is down
 
 
 class RunEnded(Exception):
@@ -93,7 +93,7 @@ class Rendezvous(RendezvousHandler):
         """Raise RunEnded if the run ended on another machine; called repeatedly while waiting."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if all machines restart their ranks, else 0; raises RunEnded."""
+        """Return 1 if all machines must restart their ranks, else 0; raises RunEnded."""
         return 0
 
     def remote_failure(self) -> Failed | None:
@@ -109,7 +109,7 @@ class Rendezvous(RendezvousHandler):
         return True
 
     def pause(self, seconds: float) -> None:
-        """Wait; raises RunEnded if the run ends meanwhile."""
+        """Wait; raises RunEnded if the run ends in the meantime."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             self._poll()

@@ -63,7 +63,7 @@ class Console:
 
     @contextmanager
     def capture_stderr(self) -> Iterator[None]:
-        """Redirect this process's `sys.stderr` to the queue of the ranks' output; never block."""
+        """Redirect `sys.stderr` to the queue of the ranks' output, so that writes do not block."""
         usual = sys.stderr
         sys.stderr = _StderrQueue(self._log, usual)
         try:
@@ -91,7 +91,7 @@ class Console:
         return self._sinks[target].is_full
 
     def has_no_reader(self, target: int) -> bool:
-        """Return whether the reader disconnected; ranks then receive SIGPIPE, as usual."""
+        """Return whether the reader has disconnected; ranks then receive SIGPIPE, as usual."""
         return isinstance(self._sinks[target].error, BrokenPipeError)
 
     @property
@@ -130,7 +130,7 @@ class Console:
                 self.warn(f"{name} was not read for {timeout_s:g} s: {lost} bytes are lost")
 
     def wait_s(self, timeout_s: float) -> float:
-        """Return the time until `discard_unread` must be called, unless a stream fails."""
+        """Return the time until `discard_unread` must be called, unless a stream fails earlier."""
         times = [sink.blocked_since for sink in self._sinks.values()]
         now = time.monotonic()
         return min((since + timeout_s - now for since in times if since), default=_NEVER)
@@ -149,12 +149,12 @@ class Console:
             sink.close()
 
     def _log(self, text: str) -> None:
-        """Print lines of the launcher on stderr, or on stdout if stderr failed."""
+        """Print the launcher's lines on stderr, or on stdout if stderr has failed."""
         is_lost = self._sinks[2].error is not None or self._sinks[2] in self._lost
         self._sinks[1 if is_lost else 2].log(text)
 
     def warn(self, line: str) -> None:
-        """Print a line of the launcher on stderr, or on stdout if stderr is not read."""
+        """Print a line from the launcher on stderr, or on stdout if nothing reads stderr."""
         for target in (2, 1):
             sink = self._sinks[target]
             since = sink.blocked_since
@@ -167,7 +167,7 @@ class Console:
         return " and ".join(_NAMES[target] for target, s in self._sinks.items() if s is sink)
 
     def _drop(self, sink: Sink) -> None:
-        """Redirect a failed stream, for Python's buffered data: stderr to stdout if usable."""
+        """Redirect a failed stream so that Python can flush it: stderr goes to a usable stdout."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
         for target, other in self._sinks.items():
@@ -190,7 +190,7 @@ class StatusLine:
     """Shows the run's status in one line: the text that `describe` returns, unless it is empty.
 
     On a terminal, it is a footer from the tenth second on. Elsewhere, it is printed once per
-    minute. It is used by the thread that reads the ranks' output.
+    minute. Only the thread that reads the ranks' output uses this class.
     """
 
     def __init__(self, console: Console, describe: Callable[[], str]) -> None:

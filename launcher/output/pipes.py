@@ -40,7 +40,7 @@ FAILURE_UNREAD_TIMEOUT_S = 5.0
 class Output:
     """Reads the ranks' pipes in a thread; `close` waits for the remaining output.
 
-    With a folder, the output is also written to `folder/rank_R_attempt_A.log`, without prefixes.
+    If `folder` is set, also writes the output to `folder/rank_R_attempt_A.log`, without prefixes.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class Output:
 
     @property
     def last_output_at(self) -> float:
-        """Time of the last output on the monotonic clock; now, while ranks wait for a reader."""
+        """Monotonic time of the last output, or the current time while ranks wait for a reader."""
         return time.monotonic() if self._paused else self._read_at
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Discard the output for a stream that accepts no data for this time; ranks continue."""
+        """Discard the output for a stream that accepts no data for this long; ranks continue."""
         self._timeout_s = timeout_s
         self._wake()
 
     def close(self, timeout_s: float = _NEVER) -> None:
-        """Write the remaining output and stop reading; `timeout_s` is as for `set_timeout`."""
+        """Write the remaining output and stop reading; `timeout_s` is as in `set_timeout`."""
         self._timeout_s = min(self._timeout_s, timeout_s)
         self._deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         self._wake()
@@ -204,7 +204,7 @@ class _Stream:
 
     @property
     def due(self) -> float:
-        """The time for `show_due` on the monotonic clock."""
+        """The time at which to call `show_due`, on the monotonic clock."""
         return _NEVER if self._view is None else self._view.due
 
     def show_due(self) -> None:
@@ -221,7 +221,7 @@ class _Stream:
                     break
 
     def read(self) -> bool:
-        """Read the available data; False at EOF, or if the launcher's output has no reader."""
+        """Read the available data; return False at EOF, or if the launcher's output is not read."""
         try:
             data = os.read(self.fd, _READ_SIZE)
         except OSError as error:
@@ -247,7 +247,7 @@ class _Stream:
 
 
 class Log:
-    """A rank's log file for stdout and stderr; on an error, calls `on_error` and closes it."""
+    """A rank's log file for stdout and stderr; an error closes the file and calls `on_error`."""
 
     def __init__(self, path: str, on_error: Callable[[OSError], None]) -> None:
         self._on_error = on_error

@@ -32,7 +32,7 @@ Owner = tuple[int, int]
 
 
 class Sink:
-    """A stream of the launcher, or two streams of the same file.
+    """A stream of the launcher, or two streams that write to the same file.
 
     The writing thread calls `on_change` when a full queue has space again, and when the stream
     fails.
@@ -67,7 +67,7 @@ class Sink:
             return self._progress_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
-        """Queue lines, the last possibly unfinished; `is_new` first ends an unfinished line."""
+        """Queue lines; the last may be unfinished. `is_new` ends an earlier unfinished line."""
         with self._changed:
             before = self.owner
             continues = before == owner and not is_new
@@ -108,7 +108,7 @@ class Sink:
             self.owner = None
 
     def wait(self, until: float) -> bool:
-        """Wait until the queue is empty; return False at `until` (monotonic clock)."""
+        """Wait until the queue is empty, or return False at `until` (monotonic clock)."""
         with self._changed:
             while self._size or (self._footer is not None and self._footer.is_unfinished):
                 left_s = until - time.monotonic()
@@ -208,7 +208,7 @@ class Sink:
 
 
 def write_some(fd: int, data: bytes | memoryview) -> int:
-    """Write once when the stream is writable; return the number of bytes, possibly 0."""
+    """Write once when the stream is writable; return the number of written bytes, possibly 0."""
     try:
         return os.write(fd, data)
     except BlockingIOError:  # another program made the shared stream non-blocking
@@ -282,7 +282,7 @@ class Footer:
 
 
 def _shorten(text: str, columns: int) -> str:
-    """Remove parts after the first until the text fits; the last part is kept."""
+    """Remove parts between the first and the last part until the text fits."""
     parts = text.split("  ")
     while len(text) > columns and len(parts) > 2:
         del parts[1]

@@ -1,4 +1,4 @@
-"""Convert a rank's stream for the console: unchanged, as lines, or with an animated bar."""
+"""Converts a rank's stream for the console: unchanged, as lines, or with an animated bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TERMINAL_DELAY_S = 0.1  # before an unfinished line is shown on a terminal
 _FILE_DELAY_S = 1.0  # before it is shown elsewhere
 _BAR_INTERVAL_S = 10.0  # between two states of a progress bar, except on a terminal
 _NEVER = float("inf")
-_UP = b"\x1b[A"  # multiple bars move up with this, and down with line feeds
+_UP = b"\x1b[A"  # multiple bars move up with this sequence, and down with line feeds
 _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 
 
@@ -47,7 +47,7 @@ class View:
 
     @property
     def due(self) -> float:
-        """The time for `show_due` on the monotonic clock."""
+        """The time at which to call `show_due`, on the monotonic clock."""
         return self._due
 
     def show_due(self) -> None:
@@ -57,7 +57,7 @@ class View:
         """Show the remaining output after the stream's end."""
 
     def _write(self, text: bytes, *, is_new: bool = False) -> None:
-        """Show text, without torch's rank prefix of tracebacks if lines are already prefixed."""
+        """Show text; drop torch's rank prefix from tracebacks if lines are already prefixed."""
         if self._target == 2 and self._console.is_prefixed and b"[" in text:
             text = self._torchs_prefixes.sub(b"", text)
         self._console.write(self._rank, self._target, text, is_new=is_new)
@@ -148,7 +148,7 @@ def _last_state(rest: bytes) -> bytes:
 
 
 class TerminalView(View):
-    """Shows output immediately, with animated progress bars; the unfinished rest after a delay."""
+    """Shows output immediately, with animated progress bars; unfinished lines after a delay."""
 
     def feed(self, data: bytes) -> None:
         text = self._rest + data

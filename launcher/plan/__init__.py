@@ -1,1 +1,1 @@
-"""The frozen plan of a launch. Starts nothing, reads no files, imports no torch."""
+"""The frozen plan of a launch. Starts no processes, reads no files and does not import torch."""

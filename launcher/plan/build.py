@@ -37,8 +37,8 @@ def build_plan(
 ) -> LaunchPlan:
     """Build the plan of a launch.
 
-    `problems` are those found by `try_resolve`, reported together with the others; the other
-    arguments are as in `LaunchPlan`.
+    `problems` were found by `try_resolve` and are reported together with the plan's problems;
+    other arguments are as in `LaunchPlan`.
 
     Raises:
         ConfigError: for `problems`, and if settings contradict each other.
@@ -98,7 +98,7 @@ def _unhooked_reason(plan: LaunchPlan) -> str | None:
     """Return the reason why training libraries are not hooked, or None if they are.
 
     Libraries are hooked in ranks under a launcher. A single process without a launcher is plain
-    Python, unless it is a job, which may be preempted, or the user sets a Trainer's setting.
+    Python, unless it is a job, which may be preempted, or the user sets a setting for Trainers.
     """
     settings = plan.settings
     if settings.library_hooks != YES:

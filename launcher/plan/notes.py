@@ -34,7 +34,7 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _absent_parts(plan: LaunchPlan) -> dict[Scope | None, str]:
-    """Return the parts that this launch lacks, each with the condition for its note."""
+    """Return the parts that are absent from this launch, each with a condition to print."""
     settings = plan.settings
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
@@ -155,8 +155,8 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
     """Return a single note on all settings that had no effect, or an empty list.
 
-    `ranks` are the uses reported by the ranks of this machine. The list is empty if a rank reported
-    none, and settings that a library may have used are skipped.
+    `ranks` are the features that each rank of this machine reported as used. If a rank reported
+    nothing, the list is empty. Settings that a library may have used are skipped.
     """
     known = [uses for uses in ranks if uses is not None]
     if len(known) < len(ranks) or not ranks:
@@ -176,7 +176,7 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
         if not (is_called or _is_default(settings, name))
     ]
     count = settings.num_processes * settings.num_machines
-    # with a range of machines, this may be the only one
+    # in a range of machine counts, this may be the only machine
     is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
     if not (is_alone or readers or any(uses.group for uses in known)):
         parts.append(

@@ -38,7 +38,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def cpus(self) -> tuple[str, ...]:
-        """The cores each process is bound to, in Linux's list format; empty if it is not bound."""
+        """The cores that each process is bound to, in Linux's list format; empty if not bound."""
         gpus = self.machine.visible_gpus if self.settings.numa_binding == NODE else ()
         return tuple(gpus[index].local_cpus for index in self.gpus) if gpus else ()
 
@@ -66,8 +66,8 @@ class LaunchPlan(NamedTuple):
     def is_single_rank(self) -> bool:
         """Whether a script that replaces the launcher gets the variables of a rank.
 
-        Only if the flag requests one process. Otherwise the script is plain Python and may start
-        its own processes; Lightning, for example, would treat this one as one of several.
+        True only if a flag requests one process. Otherwise, the script is plain Python and may
+        start processes; Lightning, for example, would treat this process as one of several.
         """
         is_by_flag = self.settings.origin("num_processes").layer is Layer.FLAG
         return self.supervised is None and self.task is None and is_by_flag and self.is_alone
@@ -120,7 +120,7 @@ def counted(number: int, one: str, many: str) -> str:
 def launch_record(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
     """Return the launch's entry in the run record, with secrets masked.
 
-    `words` are the arguments of `headway launch`; `pid` is that of the launcher or script.
+    `words` are the arguments of `headway launch`; `pid` is the launcher's or script's process id.
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
@@ -183,7 +183,7 @@ def text_of(value: object) -> str:
 
 
 def _original_path(code: str, root: str, word: str) -> str:
-    """Return a command-line word with the copy of the code replaced by the original path."""
+    """Return a command-line word in which the original path replaces the code's copy."""
     before, found, name = word.partition(code + os.sep)
     path = os.path.join(root, name)
     near = os.path.relpath(path)

@@ -51,7 +51,7 @@ def finder_in(path: str) -> Any:
 
 
 def interpreter() -> tuple[str, ...]:
-    """Return this Python and its flags, such as -O and -X dev, without those of a shebang."""
+    """Return this Python and its flags, such as -O and -X dev, except flags of a shebang line."""
     return (sys.executable, *flags_in(sys.orig_argv))
 
 

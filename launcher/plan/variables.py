@@ -42,7 +42,7 @@ def variables_of(plan: LaunchPlan) -> Variables:
 
 
 def _contract(plan: LaunchPlan) -> Variables:
-    """Set HEADWAY_RUN, the settings that apply in the script's process."""
+    """Set HEADWAY_RUN, which contains the settings for the script's process."""
     settings = plan.settings
     names = [name for name in RunContract._fields if name in TABLE]
     values = {name: settings.values[name].value for name in names}
@@ -80,7 +80,7 @@ def _threads(plan: LaunchPlan) -> Variables:
 
 
 def _hidden_gpus(plan: LaunchPlan) -> Variables:
-    """Hide the GPUs from a script on the CPU, which may detect them itself."""
+    """Hide the GPUs from a script that trains on the CPU but may detect GPUs itself."""
     machine, gpu = plan.machine, kind_of(plan.machine.gpu_kind)
     may_have_gpus = (machine.gpus or machine.has_driver) and not machine.is_hidden
     if plan.settings.device != "cpu" or not may_have_gpus or gpu.empty_mask is None:
@@ -126,7 +126,7 @@ def _without_p2p(plan: LaunchPlan) -> Variables:
 def _outer_launch(plan: LaunchPlan) -> Variables:
     """Remove variables left over from another launch, and variables for launchers only.
 
-    Without RANK, leftovers are kept for the script's own processes, unless it becomes a rank.
+    Without RANK, they are kept for the script's child processes, unless it becomes a rank.
     """
     is_stale = plan.is_rank or "RANK" in plan.inherited
     stale = _default(None, "left over from another launch")

@@ -72,7 +72,7 @@ def failure_location(failure: Failure | Hang | ServerDeath, folder: str | None) 
 class RestartBackoff:
     """Computes the delay before a restart, which doubles after each attempt without progress.
 
-    Progress is a new furthest step or, if no steps are reported, a duration of more than 60 s. With
+    Progress is a new furthest step or, if no steps are reported, an attempt of more than 60 s. With
     several machines, `delay_s` also applies after progress, so that other machines can join.
     """
 
@@ -145,7 +145,7 @@ class Agent(LocalElasticAgent):
         self._kills_before = count_oom_kills()
         self._interrupted_at = float("-inf")  # the last Ctrl-C for a debugged rank
         self.pending_restart = "", ""  # with its cause, if machine 0 sent it
-        self.is_cut_short = False  # the grace period
+        self.is_cut_short = False  # whether the grace period was cut short
         self.signals_received: set[int] = set()  # by the launcher
 
     @property
@@ -155,7 +155,7 @@ class Agent(LocalElasticAgent):
 
     @property
     def failure_during_stop(self) -> Failed | None:
-        """A failure on another machine, reported while the ranks here were saving to stop."""
+        """A failure on another machine, reported while the ranks here were saving before a stop."""
         return self._ranks.failure_during_stop if self._ranks else None
 
     @property
@@ -169,7 +169,7 @@ class Agent(LocalElasticAgent):
         return self._ranks is not None and self._ranks.is_stopping
 
     def defer_stop(self, stop: SignalException) -> bool:
-        """Raise `stop` after the rank that is being started is registered; False if none is."""
+        """Raise `stop` once the rank being started is registered; return False if there is none."""
         return self._ranks is not None and self._ranks.defer_stop(stop)
 
     def end_grace_period(self) -> None:
@@ -179,7 +179,7 @@ class Agent(LocalElasticAgent):
             self._ranks.end_grace_period()
 
     def forward_interrupt(self) -> bool:
-        """Forward Ctrl-C to the debugged rank; two within a second stop the run at once."""
+        """Forward Ctrl-C to the debugged rank; a second one within 1 s stops the run at once."""
         if self._ranks is None or self.plan.settings.debug_rank is None:
             return False
         before, self._interrupted_at = self._interrupted_at, time.monotonic()
@@ -305,7 +305,7 @@ class Agent(LocalElasticAgent):
         )
 
     def repeats(self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool) -> str:
-        """Return why the final failure is a repeated one, or an empty string."""
+        """Return the reason that the final failure is a repetition, or an empty string."""
         if (remote_failure := self.handler.ended_by) is not None:
             return remote_failure.repeats
         if failure is not None and not is_stopped:

@@ -1,10 +1,10 @@
 """Claims idle GPUs by binding one Unix socket name per GPU, so that other launches skip them.
 
-A claim is a socket bound to a name in Linux's abstract namespace, which only one process of any
-user can bind. A lock file would need a folder that all users can write to; flock(2) on
+A claim is a socket bound to a name in Linux's abstract namespace. Only one process, of any user,
+can bind a name. A lock file would need a folder that all users can write to; flock(2) on
 /dev/nvidiaN starts the driver, is unavailable for MIG slices, and does not identify the owner. The
 kernel releases a name when the launch exits, even if it is killed; a script that replaces the
-launcher inherits the socket. A container with its own network does not see claims of the host.
+launcher inherits the socket. A container with its own network does not see claims on the host.
 
 A waiting launch also binds a name, which contains its start time. The launch that has waited
 longest gets idle GPUs first, and later launches get none until its request is satisfied.
@@ -95,7 +95,7 @@ def _launches(waiting: Sequence[str]) -> str:
 
 
 def _waiting() -> list[str]:
-    """Return the socket names of waiting launches, in queue order; proc(5), net/unix."""
+    """Return the socket names of waiting launches, in queue order; see net/unix in proc(5)."""
     begin = f" @{NAME_PREFIX}-{_WAITING}"
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
         found = {line.rpartition(f"@{NAME_PREFIX}-")[2].rstrip() for line in file if begin in line}

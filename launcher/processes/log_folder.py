@@ -30,7 +30,7 @@ def create_log_folder(settings: Settings) -> str | None:
     if settings.log_dir is None:
         return None
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if settings.num_machines > 1:  # they may share log_dir and have equal pids
+    if settings.num_machines > 1:  # machines may share log_dir, and pids may be equal
         import socket
 
         name += f"-{socket.gethostname()}"

@@ -116,10 +116,10 @@ class RankProcesses(PContext):
     _start = start
 
     def defer_stop(self, stop: SignalException) -> bool:
-        """Raise `stop` once the rank being started is registered; return False if none is.
+        """Raise `stop` once the rank being started is registered; return False if there is none.
 
-        Signal handlers call this. Otherwise, a rank that the server has started, but that is not
-        registered yet, would not be stopped.
+        Signal handlers call this method: a rank that the server has started, but that is not
+        registered yet, would otherwise not be stopped.
         """
         if self._is_starting and self._stop_during_start is None:
             self._stop_during_start, self._asked_to_stop_at = stop, time.monotonic()
@@ -205,7 +205,7 @@ class RankProcesses(PContext):
         return None
 
     def _find_overdue(self) -> list[int]:
-        """Return failed ranks that still run after the grace period; none with a debugged rank."""
+        """Return failed ranks still running after the grace period; none if a rank is debugged."""
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
@@ -220,7 +220,7 @@ class RankProcesses(PContext):
         if self._shutdown is None:
             self._watch.begin_stop()
             if any(end.crash and is_communication_error(end.crash) for end in failed):
-                self.statuses = self._watch.statuses()  # now, while other ranks still run
+                self.statuses = self._watch.statuses()  # now, while other ranks are still running
             if self._alive():  # their output must not block a save
                 self._output.set_timeout(FAILURE_UNREAD_TIMEOUT_S if failed else UNREAD_TIMEOUT_S)
             self._stopped_at, now = time.time(), time.monotonic()
@@ -268,13 +268,13 @@ class RankProcesses(PContext):
         return self._watch.may_be_killed(self._ranks[local_rank])
 
     def _should_log_wait(self, waited_s: float) -> bool:
-        """Return whether a rank still runs its script, or takes too long to exit after it."""
+        """Return whether a rank is still running its script, or is exiting unusually slowly."""
         alive = [self._ranks[at] for at in self._alive()]
         limit_s = _EXIT_S if all(map(self._watch.has_ended, alive)) else 0
         return bool(alive) and waited_s >= limit_s
 
     def _has_failure(self) -> bool:
-        """Return whether a rank failed on this machine, or is known to have failed on another."""
+        """Return whether a rank failed on this machine, or another machine reported a failure."""
         self.failure_during_stop = self.failure_during_stop or self._remote_failure()
         failed_here = any(end.is_failure for end in self.exits.values())
         return failed_here or self.failure_during_stop is not None

@@ -1,7 +1,7 @@
 """Detects a failure that a restart or a requeued job would only repeat.
 
-A failure is repeated if its exception, message, script line and step are those of the previous
-failure, with no new step in between. Except for a UsageError, the step must be 1 or later.
+A failure is repeated if its exception, message, script line and step equal the previous failure's,
+and no new step was completed in between. Except for a UsageError, the step must be 1 or later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_BYTES = 2**16
 
 
 class RepeatDetector:
-    """Compares each failure of a training with the previous one, stored in the project folder.
+    """Compares each failure of a training run with the previous one in the project folder.
 
     `project` returns the folder, or an empty string. `restarts_anyway` disables the comparison.
     """
@@ -33,7 +33,7 @@ class RepeatDetector:
         self._last: CrashSite | None = None
 
     def check(self, site: CrashSite | None) -> str:
-        """Store a failure; return why it is a repeated one, or an empty string."""
+        """Store a failure; return the reason that it is a repetition, or an empty string."""
         is_earlier = not self._has_failed
         before = self._read() if is_earlier else self._last
         self._has_failed, self._last = True, site

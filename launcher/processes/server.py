@@ -6,7 +6,7 @@ are JSON over a socket, replies are records; a request carries the rank's stdin,
 status channel. When the launcher exits, even if it is killed, all descendants of this process are
 killed. Orphans among them are adopted, and reaped when they exit.
 
-Its parent is the guardian, which terminates the processes that a killed launcher and server leave.
+Its parent is the guardian, which terminates processes left by a killed launcher and server.
 Launcher, guardian and server form a chain, in which each adopts the orphans of those below it. If
 one or two of them are killed, another stops the run: the server when the launcher's socket closes,
 the guardian when the server exits, the launcher when both have exited. If all three are killed at
@@ -82,7 +82,7 @@ def main() -> None:
     server.set_inheritable(False)
     _fork_under_guardian(server, job.grace_s)
     _reply(server, ServerReady(os.getpid()))
-    adopt_orphans()  # a fork clears it
+    adopt_orphans()  # a fork clears this setting
     if method == "fork":
         _warm_up()
     # before this call, SIGTERM terminates this process at once, even during an import
@@ -112,7 +112,7 @@ def _warm_up() -> None:
 
 
 def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
-    """Fork and return in the child; this process becomes its guardian and exits with its exit code.
+    """Fork and return in the child; this process becomes its guardian and exits with its code.
 
     Does nothing if a process cannot adopt orphans. The other end of `launcher` closes when the
     launcher exits or stops the child, which then gives other processes `grace_s` seconds to exit.

@@ -51,7 +51,7 @@ class Grace(NamedTuple):
 
 
 def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
-    """Return a launch's grace periods; one that the user sets applies to all ranks."""
+    """Return a launch's grace periods; a period that the user sets applies to all ranks."""
     usual = settings.grace_period_s
     if settings.are_user_set("grace_period_s"):
         return Grace(usual, usual, usual)
@@ -61,7 +61,7 @@ def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
 
 
 class Shutdown(NamedTuple):
-    """The state of stopping processes, such as ranks; all times are on one clock."""
+    """The state of a shutdown of processes, such as ranks; all times use the same clock."""
 
     number: int  # the stop signal
     began_at: float
@@ -79,7 +79,7 @@ class Shutdown(NamedTuple):
             return self.began_at
         if self.failed_at <= self.began_at:  # other ranks cannot continue
             return self.began_at + self.victim_s
-        if self.will_save:  # all ranks together: none can after a failure
+        if self.will_save:  # ranks save together, so none can save after a failure
             return min(self.began_at + self.saving_s, self.failed_at + self.victim_s)
         return self.began_at + self.usual_s
 
@@ -88,9 +88,9 @@ class Shutdown(NamedTuple):
     ) -> dict[T, int]:
         """Return the signals to send now, by process.
 
-        `sent` maps processes to the last signal that this method returned for them. Processes that
-        run at the first call get the stop signal, even without a grace period. `idle` processes
-        have nothing to do before they exit; after a failure, they are killed at once.
+        `sent` maps processes to the last signal that this method returned for them. Processes
+        that are running at the first call get the stop signal, even without a grace period.
+        `idle` processes have nothing to do before they exit; a failure kills them at once.
         """
         found: dict[T, int] = {}
         for process in running:

@@ -44,7 +44,7 @@ class ServerExited(Exception):
 class Starter:
     """Starts ranks, stores their exits in `exits`, and sets `exit_event` after each of them.
 
-    `environ` is common to all ranks; the server has it before it imports torch.
+    `environ` is common to all ranks; the server receives it before it imports torch.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Starter:
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
-        # blocked until the new process has handlers
+        # signals stay blocked until the new process has handlers
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.USER_SIGNALS)
         try:
             self._guardian = subprocess.Popen(  # which forks the server
@@ -142,7 +142,7 @@ class Starter:
             self._start_server()
 
     def leftovers(self) -> list[Process]:
-        """Return processes that exited ranks left running; empty while a rank runs."""
+        """Return processes that exited ranks left running; empty while a rank is running."""
         if not self._left_processes:
             return []
         import psutil

@@ -164,7 +164,7 @@ def _signals(agent: Agent) -> Iterator[None]:
 
     The first stop signal raises torch's SignalException, even if another machine forwarded it. A
     second Ctrl-C on this machine ends the grace period on all machines; a repeated SIGTERM does
-    not, because SLURM sends each one twice. SIGQUIT (Ctrl-\) prints stacks; other signals are
+    not, because SLURM sends each SIGTERM twice. SIGQUIT (Ctrl-\) prints stacks; other signals are
     forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
     """
     received: list[int] = []  # on this machine, not forwarded
@@ -223,6 +223,6 @@ def _report(agent: Agent, run_exit: RunExit, folder: str | None) -> None:
             failed.cause + aftermath + run_exit.repeats,
             where=where,
             fix=failed.fix + anyway,
-            details=failed.details,  # only machine 0 has those of other machines
+            details=failed.details,  # only machine 0 has the details of other machines
             exit_code=run_exit.code,
         )

@@ -1,4 +1,4 @@
-"""Runs in a rank's process, around the script.
+"""Code that runs in a rank's process, around the script.
 
-Makes no decisions for other ranks, and imports torch only after the script.
+It makes no decisions for other ranks, and imports torch only after the script does.
 """

@@ -27,7 +27,7 @@ def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
 
 @contextmanager
 def borrowed_terminal() -> Iterator[None]:
-    """Give a rank the terminal, ignore Ctrl-Z in the launcher, and restore the terminal's modes."""
+    """Lend the terminal to a rank, ignore Ctrl-Z in the launcher, and finally restore the modes."""
     if not os.isatty(0):
         yield
         return

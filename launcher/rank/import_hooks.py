@@ -1,8 +1,8 @@
 """Import hooks for torch and training libraries.
 
 torch modules that the fork server imported are hidden from `sys.modules` until the script imports
-torch. By then, torch and OpenMP have read their environment variables: if the script changes one
-before its own `import torch`, which has an effect in plain Python, a note is logged.
+torch. By then, torch and OpenMP have read their environment variables. If the script changes one
+before its own `import torch`, a note is logged, because in plain Python the change takes effect.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _PreloadedTorch:
 
 
 def _warn_of_changes(variables: Mapping[str, str]) -> None:
-    """Log which of the variables that torch has read were changed by the script."""
+    """Log the variables that the script changed after torch had read them."""
     now = _read_at_import(os.environ)
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":

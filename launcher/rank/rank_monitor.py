@@ -31,7 +31,7 @@ from headway.launcher.rank.import_hooks import AfterImport
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_FRAMES = 200  # per thread, in a reply
 _NUM_RESERVED_FDS = 8  # at the upper end of the allowed range
-_PAUSED_WITHIN_S = 0.5  # limit of a fork's wait for the thread to exit
+_PAUSED_WITHIN_S = 0.5  # limit on a fork's wait for the thread to exit
 
 _MAIN_THREAD = threading.main_thread().ident or 0
 _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
@@ -57,7 +57,7 @@ def start(channel: int) -> None:
 
 
 def _move_to_high_number(fd: int) -> int:
-    """Return a duplicate of `fd` near the limit of open files, and close `fd`."""
+    """Return a duplicate of `fd` near the limit on open files, and close `fd`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(limit, 65536) - _NUM_RESERVED_FDS)
@@ -87,7 +87,7 @@ class _MonitorThread:
         self._forking = _thread.RLock()  # not a Lock: a signal handler may fork while this is held
 
     def start(self) -> None:
-        """Start the thread, which exits with the launcher or this process."""
+        """Start the thread, which exits when the launcher or this process exits."""
         self._ended = _thread.allocate_lock()
         self._ended.acquire()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -99,7 +99,7 @@ class _MonitorThread:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def pause(self) -> None:
-        """Stop the thread before a fork; continue if it does not exit before the deadline."""
+        """Stop the thread before a fork; return even if it does not exit before the deadline."""
         if not self._is_intact():
             return
         with self._forking:
@@ -181,7 +181,7 @@ def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
 
 
 def read_groups() -> tuple[Group, ...]:
-    """Return this rank's process groups, plus one with the runtime's own collective calls."""
+    """Return this rank's process groups, plus a group with the runtime's own collective calls."""
     return _calls_of_all_ranks() + process_groups.read_groups()
 
 

@@ -98,7 +98,7 @@ def run_program(
     """Run the user's program as `__main__`; the interpreter then exits as usual.
 
     The signals in `blocked` are unblocked just before it starts. Raises the script's
-    SystemExit, or one with the exit code of an unhandled exception, which is printed.
+    SystemExit, or a SystemExit with the exit code of an unhandled exception, which is printed.
     """
     run = read_run()
     if run is not None and run.debug_rank is not None:
@@ -165,9 +165,9 @@ def _run_file(file: str, main: types.ModuleType) -> None:
 
 
 def _run_as_main(module: str, folder: str | None, *, alter_argv: bool) -> None:
-    """Do what `python -m` does, with `folder` first on sys.path.
+    """Run a module as `python -m` does, with `folder` first on sys.path.
 
-    Relies on a private function of runpy: its public ones replace `__main__` only temporarily.
+    Relies on a private function of runpy: its public functions replace `__main__` only temporarily.
     """
     import runpy
 
@@ -276,7 +276,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
 
 
 def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
-    """Return Python's own output: before 3.12, the traceback module omits "Did you mean"."""
+    """Return the text that Python prints: before 3.12, `traceback` omits "Did you mean"."""
     from contextlib import redirect_stderr
     from io import StringIO
 
@@ -336,7 +336,7 @@ def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
 
 
 def _has_lost_reader() -> bool:
-    """Return whether the pipe behind this process's stdout or stderr has no reader."""
+    """Return whether this process's stdout or stderr is a pipe without a reader."""
     import select
 
     poll = select.poll()

@@ -65,7 +65,7 @@ class AgentLink:
             self._process.stdin.write(line)
 
     async def ask(self, line: bytes) -> HostReply:
-        """Send a line and return the agent's answer; raises LaunchError without an answer."""
+        """Send a line and return the agent's answer; raises LaunchError if there is none."""
         self.send(line)
         try:
             answer = await asyncio.wait_for(self._answers.get(), _READY_WITHIN_S)
@@ -142,7 +142,7 @@ class AgentLink:
         asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Stop waiting: a process that ssh leaves for later connections may keep its pipes open."""
+        """Stop waiting: a process that ssh leaves for later connections may keep the pipes open."""
         for task in (*self._readers, self._exit):
             task.cancel()
 
@@ -151,7 +151,7 @@ class AgentLink:
         await asyncio.wait([*self._readers, self._exit])
 
     async def _read(self, stream: asyncio.StreamReader, handle: Callable[[bytes], None]) -> None:
-        """Forward complete lines, so that lines of different hosts do not mix, then the rest."""
+        """Forward complete lines, so that lines of different hosts do not mix; then the rest."""
         rest = b""
         try:
             while data := await stream.read(_MAX_LINE_BYTES):

@@ -18,7 +18,7 @@ from headway.ipc.run_contract import (
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 
 _HOST_VARIABLES = (
-    # of a user's login on a machine
+    # variables of a user's login on a machine
     *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL"),
     *("_", "TERM", "TMPDIR", "DISPLAY", "XAUTHORITY", "KRB5CCNAME", "TTY", "GPG_TTY"),
     # GPUs selected on a machine

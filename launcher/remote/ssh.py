@@ -1,7 +1,7 @@
 """A launch on several hosts over ssh, with one connection per host and a single report.
 
 An agent at the other end of each connection runs `headway launch` on its host, and stops it when
-the connection is closed. So nothing keeps running there, whatever happens to this process.
+the connection is closed. Nothing keeps running there, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Run:
             await self._close()
 
     def _stop(self, number: int, task: asyncio.Task[int]) -> None:
-        """Stop the launches, or this command if none has started; kill ssh if it is exiting."""
+        """Stop the launches, or this command before they start; kill ssh if already exiting."""
         is_ending = self.is_closing or (self.stopped_by and not self.has_started)
         self.stopped_by = self.stopped_by or number
         if is_ending:
@@ -97,7 +97,7 @@ class _Run:
             task.cancel()
 
     def _stops_within_s(self) -> float:
-        """Return the deadline for closing the connections; without launches, it is short."""
+        """Return the time to close the connections, which is short before the launches start."""
         return connection.CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
 
     async def _close(self) -> None:
@@ -187,7 +187,7 @@ class _Run:
     def _stop_the_rest(
         self, others: Collection[AgentLink], ended: Mapping[AgentLink, LaunchEnd | None]
     ) -> None:
-        """Stop the launches that still run after a failure; they report SIGTERM."""
+        """Stop the launches that are still running after a failure; they report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
         why = f"the connection to {', '.join(gone)} was lost" if gone else "the run failed"
         log(f"{why}; stopping {', '.join(machine.name for machine in others)}")
@@ -196,7 +196,7 @@ class _Run:
 
 
 def main_address_of(found: Sequence[HostReply]) -> str:
-    """Return the address of machine 0 at which the other machines can reach it.
+    """Return an address at which the other machines can reach machine 0.
 
     If this process is on machine 0, ssh may have used the loopback interface. In that case, return
     the address from which ssh's client reached the other hosts.
@@ -211,8 +211,8 @@ def _root_cause(
 ) -> LaunchEnd:
     """Return the result to report: machine 0's, which includes the failures of all machines.
 
-    If machine 0 did not fail, return the first lost connection or the first failure. `ends` has the
-    results by machine rank until this command stopped the others. If this command received no stop
+    If machine 0 did not fail, return the first lost connection or the first failure. `ends` are the
+    results, by machine rank, that arrived before the other launches were stopped. Without a stop
     signal, SIGTERM in a launch came from the agent of a lost connection and is not the cause.
     """
     main = [ends[0]] if 0 in ends else []
@@ -220,7 +220,7 @@ def _root_cause(
         is_consequence = end.exit_code == _STOPPED and bool(lost) and not is_stopped
         if _is_failure(end) and not is_consequence:
             return end
-    return max(ends.values(), key=lambda end: end.exit_code)  # 0 if none had anything to save
+    return max(ends.values(), key=lambda end: end.exit_code)  # 0 if no launch had anything to save
 
 
 def _is_failure(end: LaunchEnd) -> bool:
