@@ -21,7 +21,7 @@ def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
 
 
 def restore_handlers(before: Mapping[int, Handler]) -> None:
-    """Restore handlers, except those set from C, which Python cannot restore."""
+    """Restore handlers, except handlers set from C, which Python cannot restore."""
     for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)

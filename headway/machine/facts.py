@@ -107,7 +107,7 @@ class HostFacts(NamedTuple):
     cpu_quota: float | None  # in cores
     numa_nodes: int | None
     memory_bytes: int | None
-    memory_limit_bytes: int | None  # limit of the cgroup
+    memory_limit_bytes: int | None  # the cgroup's limit
     shm_bytes: int | None  # the size of /dev/shm
     open_files: int | None  # soft limit, like the next two fields; -1: unlimited
     processes: int | None

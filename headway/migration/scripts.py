@@ -36,7 +36,7 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 class Script:
-    """A parsed script. `attributes` are those of `accelerator` and names assigned an Accelerator.
+    """A parsed script. `attributes` are those of `accelerator` and other names for an Accelerator.
 
     Raises:
         SyntaxError: The text is not valid in this Python version.
@@ -51,7 +51,7 @@ class Script:
         """Lines by Accelerate's module, below `accelerate`, and name; "" for the module itself."""
         self.attributes: dict[str, Lines] = {}
         self.keywords: dict[str, Lines] = {}
-        """Lines by keyword argument of `Accelerator(...)`, except those that are None."""
+        """Lines by keyword argument of `Accelerator(...)`, except arguments that are None."""
         self._modules: dict[str, str] = {}  # Accelerate's modules by the script's names
         nodes = [*ast.walk(ast.parse(text))]
         for node in nodes:

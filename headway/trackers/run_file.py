@@ -76,8 +76,8 @@ def is_run(path: Path) -> bool:
 def read_metrics(path: Path) -> dict[str, MetricSeries]:
     """Return the metrics of a run by name, in the order of their first values.
 
-    The file may still be in use; partial lines are skipped. A call to `log` without a step
-    has the previous call's step plus 1.
+    The run may still be writing to the file; partial lines are skipped. A call to `log` without a
+    step has the previous call's step plus 1.
     """
     try:
         head, *lines = map(_object_in, path.read_bytes().split(b"\n"))

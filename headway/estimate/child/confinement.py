@@ -1,9 +1,9 @@
 """Confinement of a script: writes are redirected to a scratch folder.
 
 Files opened for writing and new folders are created at the same path below the scratch folder, and
-read from there afterwards. Removing or renaming files outside it is skipped with a note; changes of
-modes, owners and times are ignored. An audit hook denies other changes, processes and the network.
-Native code, which raises no audit events, is not confined.
+read from there afterwards. Removing or renaming files outside that folder is skipped with a note;
+changes to modes, owners and times are ignored. An audit hook denies other changes, processes and
+the network. Native code, which raises no audit events, is not confined.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ class Confinement:
         return os.path.realpath(os.fsdecode(path))
 
     def _scratch_path(self, path: Any) -> Any:
-        """Return the path below the scratch folder to write to instead."""
+        """Return the path below the scratch folder that replaces `path` for writing."""
         if isinstance(path, int) or self._is_free(path):
             return path
         return os.path.join(self._scratch, "files", self._absolute(path).lstrip(os.sep))
 
     def _path_to_read(self, path: Any) -> Any:
-        """Return the path to read from: below the scratch folder if it was written there."""
+        """Return the path to read from: in the scratch folder if the file was written there."""
         placed = self._scratch_path(path)
         return placed if placed is not path and os.path.lexists(placed) else path
 
     def _path_to_write(self, path: Any) -> Any:
-        """Return the path to write a file to, after creating its folder and copying its content."""
+        """Return the path to write to, after creating its folder and copying the file's content."""
         placed = self._scratch_path(path)
         if placed is path or os.path.lexists(placed):
             return placed
@@ -202,5 +202,5 @@ class Confinement:
 
 
 def _ignore_change(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
-    """Ignore a change of file attributes; OSError if the file does not exist."""
+    """Ignore a change to file attributes; raise OSError if the file does not exist."""
     os.stat(path, dir_fd=dir_fd)

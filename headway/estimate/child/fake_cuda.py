@@ -53,13 +53,13 @@ class GpuNames(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func not in _OF_VALUES:
             return result
-        place = kwargs.get("device")  # torch creates them on `cpu` for `cpu:1`
+        place = kwargs.get("device")  # for `cpu:1`, torch creates tensors on `cpu`
         if place is None and isinstance(args[0], torch.Tensor):  # new_tensor(), or a copy
             place = args[0].device
         return result.to(place)
 
     def replaced(self, device: Any) -> Any:
-        """Return the replacement for `device`, in any form that torch accepts."""
+        """Return the replacement for `device`, which may have any form that torch accepts."""
         if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
             return device
         if isinstance(device, int) or torch.device(device).type in _GPUS:
@@ -70,7 +70,7 @@ class GpuNames(TorchFunctionMode):
 def patch_module_moves(observe: Callable[[torch.Tensor], None]) -> None:
     """Patch `Module.to()` and similar methods to change fake parameters in place.
 
-    torch swaps parameters, which fails while a weak reference exists, such as the ledger's.
+    torch swaps parameters, but a swap fails while a weak reference exists, such as the ledger's.
     """
 
     def apply(
@@ -110,7 +110,7 @@ def _change(
 
 
 def patch_load_device(device: torch.device) -> None:
-    """Patch `torch.load` to load tensors to `device` that were saved on or mapped to a GPU.
+    """Patch `torch.load` to load tensors that were saved on or mapped to a GPU to `device`.
 
     Relies on `torch._utils._restore_device_fake_mode`, which is private.
     """

@@ -1,7 +1,7 @@
 """A FakeTensorMode for training scripts that read tensor values.
 
 Known values of batches, indices and lengths are used, because shapes often depend on them. Unknown
-numbers are assumed to be 1, unknown conditions to have the result of a normal training (finite,
+numbers are assumed to be 1, unknown conditions to have their result in normal training (finite,
 equal, not NaN), and unknown shapes to be as large as possible. Each assumption is noted.
 """
 
@@ -58,7 +58,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return result
         self.values.follow(func, args, kwargs, result)
         if isinstance(result, FakeTensor):
-            result.constant = None  # torch would use its device, never `cpu:1`
+            result.constant = None  # torch would use the constant's device, never `cpu:1`
             if result.dtype is torch.bool:
                 vars(result)["_is_expected"] = _expected(func.overloadpacket, args)
         return result
@@ -69,7 +69,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._value(tensor).item()
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """Return a tensor's values as a numpy array; ones if unknown."""
+        """Return a tensor's values as a numpy array, filled with ones if they are unknown."""
         with _disable_current_modes():
             return self._value(tensor).detach().numpy()
 
@@ -116,7 +116,7 @@ def _assumed(tensor: Any) -> bool:
 
 
 def _expected(operator: Any, args: Any) -> bool:
-    """Return the expected result of a boolean operator in a normal training."""
+    """Return the expected result of a boolean operator in normal training."""
     infinite = len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
     if operator is _aten.ne:
         return infinite
@@ -167,7 +167,7 @@ class Values:
         return None if value is None or value.untyped_storage() in self._stale else value
 
     def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
-        """Compute the values of an operator's results if they are small and their inputs known."""
+        """Compute the values of an operator's results if these are small and the inputs known."""
         fakes = [leaf for leaf in tree_iter(results) if isinstance(leaf, torch.Tensor)]
         is_small = all(fake.numel() <= _MOST_ELEMENTS for fake in fakes)
         values = self.compute(func, args, kwargs) if is_small else None
@@ -179,7 +179,7 @@ class Values:
                 self.keep(fake, value)
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Compute an operator on the values of its arguments; None if any is unknown."""
+        """Apply an operator to the values of its arguments; return None if any value is unknown."""
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = [self.get(tensor) for tensor in tensors]
         if any(value is None for value in known) or not (known or func.overloadpacket in _MAKERS):

@@ -42,9 +42,9 @@ class Storage:
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of all tensors that operators return.
 
-    The category of a storage is often known only later (`classify`), so changes are stored and the
-    parts of the peak computed at the end. Only tensors on `device` are counted; `fake_mode` is None
-    for real tensors.
+    The category of a storage is often known only later (`classify`), so changes are stored, and the
+    parts of the peak are computed at the end. Only tensors on `device` are counted; `fake_mode` is
+    None for real tensors.
     """
 
     def __init__(self, device: torch.device, fake_mode: Any = None) -> None:
@@ -65,11 +65,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # dispatched again with the local tensors
+            return NotImplemented  # torch then dispatches the local tensors
         if func is _WAIT and self._fake_mode is not None:
             return args[0]
         result = func(*args, **(kwargs or {}))
-        if active_fake_mode() is self._fake_mode:  # DTensor uses another for shapes
+        if active_fake_mode() is self._fake_mode:  # DTensor has another mode for shapes
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
                     self.observe(leaf)
@@ -82,7 +82,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(entry, storage.nbytes() if is_counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str) -> None:
-        """Set the category of a tensor's storages unless already set."""
+        """Set the category of a tensor's storages unless it is already set."""
         self.observe(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
@@ -95,7 +95,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(entry, storage.nbytes())
 
     def reset_peak(self) -> None:
-        """Reset the peak: a real run performs the steps up to here differently."""
+        """Reset the peak, because a real run would have executed the script so far differently."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
     def peak_by_category(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Monkey-patching of other packages, and the line of user code that calls them.
 
-The line is the innermost in user code, not in torch, the standard library or an installed package.
+It is the innermost line outside torch, the standard library and installed packages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 
 def replace_everywhere(name: str, value: Any) -> None:
-    """Set a function in each module with this name; AttributeError if there is none."""
+    """Replace a function in every module that has this name; AttributeError if there is none."""
     modules = [mod for mod in [*sys.modules.values()] if name in getattr(mod, "__dict__", ())]
     if not modules:
         raise AttributeError(name)
@@ -46,7 +46,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def line_now() -> str:
-    """Return the current line of user code, such as `train.py, line 12`; empty if none."""
+    """Return the current line of user code, such as `train.py, line 12`; empty if there is none."""
     frames = traceback.walk_stack(sys._getframe(1))
     return _first((frame.f_code.co_filename, line) for frame, line in frames)
 

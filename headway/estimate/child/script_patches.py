@@ -2,7 +2,7 @@
 
 Loaders read real data in this process; torch.compile is skipped. Saved files are empty and loaded
 tensors are fake. Checkpoints of Headway and torch.distributed are not loaded, because their tensors
-have the shapes of existing ones; a resumed script is estimated from the start. A single process
+have the same shapes as the script's; a resumed script is estimated from the start. A single process
 represents all ranks: it communicates with no other rank and shards the model as configured.
 """
 
@@ -144,7 +144,7 @@ def patch_data_ptr() -> None:
 
 
 def patch_resize(resized: Callable[[torch.UntypedStorage], None]) -> None:
-    """Report resized storages: FSDP resizes them without an operator."""
+    """Report resized storages, because FSDP resizes storages without an operator."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> None:
@@ -245,7 +245,7 @@ class _FakeReader:
 
 
 def init_fake_ranks(world_size: int, local_world_size: int) -> None:
-    """Make this process rank 0 of `world_size`; a single rank has no group unless the script does.
+    """Make this process rank 0 of `world_size`; with one rank, only the script creates a group.
 
     The `fake` backend is part of torch's tests; its store has no public name.
     """
@@ -327,7 +327,7 @@ def patch_ddp(classify: Callable[[torch.Tensor, str], None] | None) -> None:
 
 
 def patch_strategy_choice(note: Note) -> None:
-    """Ignore the strategy that a script passes to its Accelerator; the trial sets it."""
+    """Replace the strategy that a script passes to its Accelerator by the trial's strategy."""
     choose = accelerator_setup.strategy_for
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
@@ -347,9 +347,9 @@ def shard(
 ) -> None:
     """Shard a model's units over the ranks with torch's `fully_shard`.
 
-    Optimizers are updated to the shards and keep their states. `_get_device_from_mesh`, which
-    FSDP's modules import by name, is patched because FSDP would use the mesh's device, a CPU
-    without an index.
+    Optimizers are switched to the sharded parameters and keep their state.
+    `_get_device_from_mesh`, which FSDP's modules import by name, is patched because FSDP would use
+    the mesh's device, a CPU without an index.
     """
     from torch.distributed.fsdp import fully_shard
 

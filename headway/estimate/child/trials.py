@@ -1,7 +1,7 @@
 """A server that imports torch once and forks a process for each trial from standard input.
 
-A trial and its result are one line each. When standard input is closed, even if the planner was
-killed, the server exits, terminates the running trial and removes its files.
+A trial and its result are one line each. When standard input is closed, for example because the
+planner was killed, the server terminates the running trial, removes its files and exits.
 
 A trial runs the user's script until its second optimizer step. Its process is patched permanently
 and exits with the result.
@@ -39,7 +39,7 @@ from headway.ipc.stderr import log
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
 
-_OUTPUT_BYTES = 2**16  # a crash prints a list of all native modules after the stack
+_OUTPUT_BYTES = 2**16  # large, as a crash prints a list of all native modules last
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def _import_for_all() -> None:
 def _run_trial(
     trial: Trial, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
 ) -> TrialResult:
-    """Run a trial in a child process that prints to `output`."""
+    """Run a trial in a child process, whose output goes to `output`."""
     deadline = time.monotonic() + trial.time_limit_s
     server, child = os.getpid(), os.fork()
     if child == 0:
@@ -103,7 +103,7 @@ def _run_trial(
 
 
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
-    """Wait for the child and log its progress; return its status, None if killed on timeout."""
+    """Wait for the child and log its progress; return its status, or None after a timeout."""
     ended = status = 0
     began = logged_at = time.monotonic()
     try:
@@ -112,7 +112,7 @@ def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
             if (now := time.monotonic()) - logged_at >= PROGRESS_S:
                 logged_at, where = now, _line_at(progress) or "an unknown line"
                 log(f"after {now - began:.0f} s the script is at {where}")
-            if sys.stdin in ready:  # closed: the next trial follows only after this result
+            if sys.stdin in ready:  # it is closed, as no trial arrives before this result
                 raise SystemExit
             if woken in ready:
                 os.read(woken, 2**10)
@@ -136,8 +136,8 @@ PROGRESS_S = 10.0  # between progress messages
 _POLL_S = 1.0  # between updates of the current line
 
 _STEPS = 2  # steps of each optimizer before the script is stopped
-_MOST_STEPS = 12  # maximum of any optimizer, if another has made fewer than two
-_LONGEST_LINE = 300  # characters of an exception's message
+_MOST_STEPS = 12  # limit for each optimizer, if another has made fewer than two steps
+_LONGEST_LINE = 300  # limit on an exception's message, in characters
 
 
 class TrialRunner:
