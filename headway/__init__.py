@@ -1,7 +1,7 @@
 """Headway: run one PyTorch training script on any machine.
 
-`from headway import Accelerator` in the script, `headway launch script.py` in the shell. The names
-below are imported on first use (PEP 562), so that the command line starts without torch.
+Scripts use `from headway import Accelerator`; `headway launch script.py` runs them. The names below
+are imported on first use (PEP 562), so that the command line starts without torch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = sorted([*_HOMES, "__version__"])
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        from headway.migration.missing import raise_missing  # only for missing names
+        from headway.migration.missing import raise_missing  # imported only for missing names
 
         raise_missing("", name, __name__)
     return getattr(import_module(_HOMES[name]), name)

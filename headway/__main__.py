@@ -1,4 +1,4 @@
-"""`python -m headway`, and the `headway` command."""
+"""Entry point of `python -m headway` and of the `headway` command."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 def run() -> None:
-    """Run the command line; report Ctrl-C also during imports."""
+    """Run the command line; handle Ctrl-C during imports, too."""
     gc.disable()  # until the subcommand is imported
     try:
         from headway.commands.main import run_command

@@ -52,9 +52,9 @@ from headway.training.training import Training
 
 
 class Parts(NamedTuple):
-    """Components of an Accelerator; each owns its state and may use only the components before it.
+    """Components of an Accelerator; each owns its state, and may use only earlier components.
 
-    For code that extends Headway; unlike the Accelerator's public names, these may change.
+    This is for code that extends Headway; unlike the Accelerator's public names, it may change.
     """
 
     training: Training
@@ -72,10 +72,10 @@ PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
 
 @checks(but=("accumulate", "backward", "checkpoint", "log", "unwrap_model"))
 class Accelerator(Process):
-    """Run a training script on one or more processes; names and semantics are Accelerate's.
+    """Runs a training script on one or more processes, with Accelerate's names and semantics.
 
-    Under `headway launch` the launcher's settings apply. An argument passed here overrides a
-    profile or variable, which is logged, and must not contradict a flag. Under plain python or
+    Under `headway launch` the launcher's settings apply. An argument passed here must not
+    contradict a flag; if it overrides a profile or variable, this is logged. Under plain python or
     torchrun the defaults are the best available device, precision `no` and no accumulation.
 
     Args:
@@ -87,9 +87,9 @@ class Accelerator(Process):
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
         dataloader_config: options for sharding the data of prepared loaders.
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a
-            LoggerType or a GeneralTracker instance; `all` selects all that are installed.
+            LoggerType or a GeneralTracker instance; `all` selects all installed trackers.
         project_dir: the folder for the trackers' files and for checkpoints.
-        project_config: a ProjectConfiguration: checkpoint naming, `total_limit` and so on.
+        project_config: a ProjectConfiguration, with checkpoint naming, `total_limit` and so on.
         resume_from: the checkpoint that `resume()` loads: "latest", the path of a checkpoint, or a
             project folder, whose newest checkpoint is loaded.
         seed: 0 to 2**32 - 1, for a reproducible run: calls `set_seed(seed)`, seeds the shuffling of
@@ -98,11 +98,11 @@ class Accelerator(Process):
             on the rank, worker or restart that loads it; see the page on checkpoints.
         global_batch_size: samples per optimizer step. Sets the batch size of prepared loaders
             according to the run's number of ranks and `gradient_accumulation_steps`.
-        step_scheduler_with_optimizer: step schedulers only after an optimizer step.
+        step_scheduler_with_optimizer: step a scheduler only after an optimizer step.
         gradient_accumulation_plugin: replaces `gradient_accumulation_steps`.
-        rng_types: the random generators whose state rank 0 broadcasts at the start of each epoch of
-            a prepared loader: `torch`, `cuda`, `xpu`, `generator` (the samplers' generators, which
-            are always broadcast). None: `generator` only.
+        rng_types: the random generators whose states rank 0 broadcasts at the start of each epoch
+            of a prepared loader: `torch`, `cuda`, `xpu` or `generator` (the samplers' generators,
+            which are always broadcast). None selects `generator` only.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
             DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
             ProfileKwargs. A handler for a part that this run does not use has no effect.
@@ -110,20 +110,21 @@ class Accelerator(Process):
         dynamo_plugin: replaces `dynamo_backend`.
         strategy: how a model is distributed: `ddp` replicates it; `fsdp` shards each parameter
             over all ranks; `hsdp` shards over `shard_size` ranks and replicates the shards; `auto`
-            is `ddp`. Or an instance of a custom Strategy.
-        shard_size: the number of ranks that a replica is sharded over, with `hsdp`.
+            is `ddp`; an instance of a custom Strategy is also accepted.
+        shard_size: the number of ranks over which `hsdp` shards each replica.
         wrap: the modules to shard and all-gather as units: `auto` for the model's repeated blocks,
             class names, or a minimum number of parameters.
         activation_checkpointing: recompute the activations of each unit in the backward pass.
         cpu_offload: keep sharded parameters, gradients and optimizer states on the CPU.
         forward_methods: names of methods other than `forward()` that use the weights of a sharded
             or replicated model directly; `generate` is always included.
-        fsdp_plugin: a FullyShardedDataParallelPlugin; replaces the previous five arguments.
+        fsdp_plugin: a FullyShardedDataParallelPlugin, which replaces `strategy`, `shard_size`,
+            `wrap`, `activation_checkpointing` and `cpu_offload`.
         unsupported: Accelerate's other arguments raise UsageError unless they are None.
 
     Raises:
         UsageError: an argument is invalid or unknown, or contradicts a flag.
-        MachineError: the device or precision is not available on this machine.
+        MachineError: this machine does not support the device or precision.
         LaunchError: the ranks cannot form a process group.
 
     Examples:
@@ -215,9 +216,9 @@ class Accelerator(Process):
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, data loaders and schedulers; return them in the same order.
 
-        A single argument returns the object itself, several return a tuple. Objects of other types
-        and objects that are already prepared are returned unchanged. Objects prepared by another
-        Accelerator are registered with this one.
+        Returns the object itself for a single argument, and a tuple for several. Objects of other
+        types and already prepared objects are returned unchanged. Objects that another Accelerator
+        has prepared are registered with this Accelerator.
 
         Args:
             args: torch objects, or instances of subclasses of torch's classes.
@@ -246,7 +247,7 @@ class Accelerator(Process):
         """Prepare one model, as `prepare` does; other types raise UsageError.
 
         Args:
-            device_placement: whether to move it to `device`; None uses the Accelerator's setting.
+            device_placement: whether to move the model to `device`; None: as for the Accelerator.
             evaluation_mode: prepare the model for inference: mixed precision and compilation
                 apply, but gradients are not synchronized.
 
@@ -349,7 +350,7 @@ class Accelerator(Process):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """Options for sharding data; changes apply to loaders prepared afterwards."""
+        """Options for sharding data; changes apply to loaders that are prepared afterwards."""
         return self.parts.preparer.data
 
     @dataloader_config.setter
@@ -377,8 +378,8 @@ class Accelerator(Process):
     ) -> AbstractContextManager[Any]:
         """Return an autocast context for operations outside a prepared model.
 
-        `autocast_handler` overrides the Accelerator's; `AutocastKwargs(enabled=False)` switches
-        back to fp32.
+        `autocast_handler` overrides the Accelerator's handler; `AutocastKwargs(enabled=False)`
+        switches back to fp32.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
@@ -424,7 +425,7 @@ class Accelerator(Process):
 
         Every n-th micro-batch, and the last of a loader, completes an optimizer step of `models`,
         by default all prepared models; n is `gradient_accumulation_steps`. The last step of an
-        epoch may have fewer micro-batches; each still has weight 1/n.
+        epoch may have fewer micro-batches; each of them still has weight 1/n.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -439,14 +440,14 @@ class Accelerator(Process):
         return self.parts.steps.accumulate(models)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` are not synchronized across ranks."""
+        """Return a context in which the gradients of `model` are not synchronized across ranks."""
         return self.parts.steps.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass synchronizes gradients inside `no_sync`.
 
-        Use it for the last of several backward passes under `no_sync(model)`; it synchronizes the
-        gradients of all of them. It has no effect with one rank.
+        Use it for the last of several backward passes under `no_sync(model)`, to synchronize the
+        gradients of all these passes. It has no effect with one rank.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -465,8 +466,8 @@ class Accelerator(Process):
 
         Args:
             joinables: prepared models, and other `torch.distributed.algorithms.Joinable` objects.
-            even_batches: overrides the Accelerator's setting inside the block; with False no
-                samples are repeated to give each rank the same number of batches.
+            even_batches: overrides the Accelerator's setting inside the block; False repeats no
+                samples, so ranks may have different numbers of batches.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -476,7 +477,7 @@ class Accelerator(Process):
         return self.parts.steps.join_uneven_inputs(joinables, even_batches, usual=self.even_batches)
 
     def set_trigger(self) -> None:
-        """Make the next `check_trigger()` return True on all ranks; any rank may call this."""
+        """Make the next `check_trigger()` return True on all ranks; can be called on any rank."""
         self.parts.steps.set_trigger()
 
     def check_trigger(self) -> bool:
@@ -538,7 +539,7 @@ class Accelerator(Process):
     def profile(
         self, profile_handler: ProfileKwargs | None = None
     ) -> AbstractContextManager[torch.profiler.profile]:
-        """Profile the block; with `output_trace_dir`, write the traces of all ranks at its end.
+        """Profile the block; with `output_trace_dir`, write the traces of all ranks afterwards.
 
         The context yields a `torch.profiler.profile`; if it has a schedule, call its `step()` after
         each step. `profile_handler` overrides the ProfileKwargs in `kwargs_handlers`.
@@ -557,7 +558,7 @@ class Accelerator(Process):
     def sync_gradients(self) -> bool:
         """Whether gradients are synchronized and optimizers step in this micro-batch.
 
-        Scripts that implement their own accumulation may assign it.
+        Scripts that implement their own accumulation may set it.
         """
         return self.parts.training.accumulation.sync_gradients
 
@@ -612,9 +613,9 @@ class Accelerator(Process):
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are created without allocating their weights.
 
-        Applies only to strategies that shard models: `prepare` then initializes one unit at a time
-        with its modules' `reset_parameters()`, or uses weights that rank 0 has loaded before.
-        With other strategies models are created as usual.
+        It has an effect only with strategies that shard models: `prepare` then initializes one unit
+        at a time with its modules' `reset_parameters()`, or uses weights that rank 0 has already
+        loaded. With other strategies models are created as usual.
 
         Examples:
             >>> with accelerator.empty_init():
@@ -666,14 +667,14 @@ class Accelerator(Process):
     ) -> None:
         """Write the weights of a model on rank 0; every rank must call this.
 
-        Uses the file names of Hugging Face libraries. Creates the folder if necessary, and removes
-        the files of an earlier save from it.
+        The file names are those of Hugging Face libraries. The folder is created if necessary, and
+        the files of an earlier save are removed from it.
 
         Args:
             max_shard_size: the maximum size of a file's tensors in bytes, or a string such as "5MB"
                 (5 * 10**6 bytes) or "5MiB" (5 * 2**20 bytes). A larger tensor gets its own file.
-            safe_serialization: write `model.safetensors` instead of `pytorch_model.bin`
-                (`torch.save`).
+            safe_serialization: write `model.safetensors` instead of `pytorch_model.bin`, which
+                `torch.save` writes.
 
         Raises:
             UsageError: `max_shard_size` is not a size, `save_directory` is a file, or a weight is
@@ -721,27 +722,28 @@ class Accelerator(Process):
         """Save the full training state as a checkpoint and return its folder.
 
         The checkpoint is committed once it is complete. It contains models, optimizers, schedulers,
-        the loss scale, registered objects, the positions of prepared loaders and each rank's random
-        number generators; during gradient accumulation also each rank's gradients. An older
+        the loss scale, registered objects, the positions of prepared loaders, each rank's random
+        number generators and, during gradient accumulation, each rank's gradients. An older
         checkpoint in the same folder is replaced atomically; other files in the folder are kept.
 
         Every rank must call it. Inside a loop over a loader, call it at the end of the body: state
-        that changes later in the iteration is not saved. To write weights on one rank, see `save`.
+        that changes later in the iteration is not saved. To write weights on one rank, use `save`.
 
         Args:
             output_dir: the checkpoint's folder, on a file system that all machines share. Ignored
                 with `automatic_checkpoint_naming`, as in Accelerate.
             safe_serialization: has no effect; there is one format, which contains no pickles.
             allow_pickle: pickle the states of registered objects that contain anything other than
-                values and tensors. `load_state` then needs it as well.
-            wait: False: return once the state is copied to CPU memory; a thread writes it. The
-                memory is reused for the next checkpoint. `wait_for_checkpoint`, `save_state`,
-                `load_state`, `end_training` and the end of the script wait until it is committed.
+                values and tensors. `load_state` then needs `allow_pickle=True` as well.
+            wait: False: return once the state is copied to CPU memory, from which a thread writes
+                it. The memory is reused for the next checkpoint. `wait_for_checkpoint`,
+                `save_state`, `load_state`, `end_training` and the end of the script wait until the
+                checkpoint is committed.
 
         Raises:
-            UsageError: there is no folder to save to, or not every rank calls it.
-            CheckpointError: a rank could not save; raised on all ranks, and older checkpoints are
-                kept. Or the previous save with `wait=False` failed; then nothing is saved.
+            UsageError: there is no folder to save to, or not every rank calls `save_state`.
+            CheckpointError: a rank could not save, or the previous save with `wait=False` failed,
+                in which case nothing is saved. Raised on all ranks; older checkpoints are kept.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -766,19 +768,19 @@ class Accelerator(Process):
 
         The checkpoint is verified in full and compared with all objects before any of them changes.
         A loader that was saved in the middle of an epoch resumes at its next sample. If the number
-        of ranks differs from that of the saved run, random number generators are not restored.
+        of ranks differs from the saved run's, random number generators are not restored.
 
         Args:
-            input_dir: the checkpoint's folder. None loads the newest, with
-                `automatic_checkpoint_naming`.
-            load_kwargs: none are supported.
+            input_dir: the checkpoint's folder. With `automatic_checkpoint_naming`, None loads the
+                newest checkpoint.
+            load_kwargs: unsupported; must be empty.
             allow_pickle: load registered objects that were pickled, which can run arbitrary code.
             strict: False: load only the weights that both the model and the checkpoint contain.
             map_location: has no effect; state is loaded to the device of the live objects.
 
         Raises:
-            UsageError: there is no folder to load from. Or a `load_state_dict` failed after some
-                objects had changed: restart the training.
+            UsageError: there is no folder to load from, or a `load_state_dict` failed after some
+                objects had changed; the training run must then be restarted.
             CheckpointError: the checkpoint is missing, damaged, malicious or incompatible; raised
                 on all ranks before any object changes, except for changes made by a hook.
         """
@@ -787,7 +789,7 @@ class Accelerator(Process):
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:
-        """Save the checkpoint that `checkpoint` scheduled, and wait until all are written.
+        """Save the checkpoint that `checkpoint` scheduled, if any, and wait until it is written.
 
         Raises:
             CheckpointError: a rank could not save; raised on all ranks. Older checkpoints are kept.
@@ -798,11 +800,11 @@ class Accelerator(Process):
         """Include the state of these objects, taken from rank 0, in checkpoints.
 
         Args:
-            objects: each with `load_state_dict(state)` and `state_dict()`, which returns tensors,
+            objects: must have `load_state_dict(state)` and `state_dict()`, which returns tensors,
                 numbers, strings, and lists, tuples and dicts of these.
 
         Raises:
-            UsageError: an object lacks these methods; none of the objects is registered.
+            UsageError: an object lacks these methods, in which case no object is registered.
 
         Examples:
             >>> average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 1))
@@ -864,14 +866,14 @@ class Accelerator(Process):
     # ------------------------------------------------------------------ interruptions: Preemption
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Resume from the newest checkpoint in the project folder, if any; rank 0 logs its path.
+        """Resume from the newest checkpoint in the project folder, if any, and log its path.
 
-        Call it on every rank after `prepare` and `register_for_checkpointing`. Considers the
+        Call it on every rank after `prepare` and `register_for_checkpointing`. It considers the
         checkpoints that `checkpoint` and `save_state` wrote in `project_dir` and its subfolder
         `checkpoints`.
 
         Args:
-            fall_back: if the newest is damaged, resume from the newest intact one.
+            fall_back: if the newest checkpoint is damaged, resume from the newest intact one.
             allow_pickle: as in `load_state`.
 
         Raises:
@@ -887,27 +889,27 @@ class Accelerator(Process):
         """Save if a save is due; save and exit if the job must stop.
 
         Call it on every rank at the end of the loop body, in each iteration. It is cheap when no
-        save is due, and a no-op between the micro-batches of a step. A job must stop after SIGTERM,
-        SIGUSR1, SIGHUP (the terminal was closed) or Ctrl-C on a rank or the launcher, and at its
+        save is due, and a no-op between the micro-batches of a step. A job must stop after a rank
+        or the launcher receives SIGTERM, SIGUSR1, SIGHUP (closed terminal) or Ctrl-C, and at its
         `--time-limit`. All ranks then raise SystemExit after the same step, with code 75 ("saved,
         restart me"), or 130 after Ctrl-C. Signals are handled from the first call on.
 
         Checkpoints are taken between batches: in a loop over a prepared loader, when the loop
         requests its next batch; after the last batch, when the next epoch starts, or in
-        `wait_for_checkpoint` or `end_training`. Outside such loops the save is immediate.
+        `wait_for_checkpoint` or `end_training`. Outside of such loops they are saved immediately.
 
-        A checkpoint is named like `checkpoints/step_00000100` in the project folder. The newest
-        `total_limit` of these are kept, or 2 if the project's configuration sets no limit.
+        Checkpoints have names such as `checkpoints/step_00000100` in the project folder. The newest
+        `total_limit` checkpoints are kept, or 2 if the project's configuration sets no limit.
 
         Args:
             every: a number of optimizer steps, or a duration such as "10m" or "1h30m"; None saves
-                on this call, also between micro-batches. "auto" saves at Young's interval,
-                sqrt(2 * duration of the last save * mean time between failures), where the mean is
-                that of this training, or 6 hours before its first failure. The first save then
-                happens at once, and measures the duration.
+                in each call, also between micro-batches. "auto" saves at Young's interval,
+                sqrt(2 * duration of the last save * mean time between failures); until the first
+                failure of this training run, the mean is taken to be 6 hours. The first save is
+                then immediate, and measures the duration.
             allow_pickle: as in `save_state`.
             wait: False: as in `save_state`, a thread writes while training continues. If the job
-                must stop, the call waits anyway.
+                must stop, `checkpoint` waits anyway.
 
         Returns:
             The folder of the checkpoint that was saved or is due.
@@ -917,8 +919,8 @@ class Accelerator(Process):
                 invalid, or `resume` was called before `prepare`.
             CheckpointError: a rank could not save; raised on all ranks, and older checkpoints are
                 kept. With `wait=False` the next call that saves raises it. Catch it to continue
-                training. Or the project folder contains checkpoints of an earlier run, and this run
-                has not loaded any.
+                training. Also raised if the project folder contains checkpoints of an earlier run
+                and this run has not loaded any of them.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
@@ -938,8 +940,8 @@ class Accelerator(Process):
     def should_stop(self) -> bool:
         """Whether the job must stop; for loops that cannot call `checkpoint(every=...)`.
 
-        Every rank must read it the same number of times, and gets the same value. If it is True,
-        `checkpoint()` saves and exits.
+        The value is the same on all ranks, and every rank must read it the same number of times.
+        If it is True, `checkpoint()` saves and exits.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
@@ -958,7 +960,7 @@ class Accelerator(Process):
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Start a run with the trackers of `log_with`; an active run is finished first.
+        """Start a run with the trackers of `log_with`, after finishing the active run, if any.
 
         Args:
             project_name: the name of the project or experiment in the trackers.
@@ -967,7 +969,7 @@ class Accelerator(Process):
                 for trackers that are not in use are ignored.
 
         Raises:
-            UsageError: `init_kwargs` has the name of an unknown tracker.
+            UsageError: `init_kwargs` contains the name of an unknown tracker.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
@@ -994,14 +996,14 @@ class Accelerator(Process):
             log_kwargs: keyword arguments for the trackers' `log`, by tracker name.
 
         Raises:
-            UsageError: `log_kwargs` has the name of an unknown tracker.
+            UsageError: `log_kwargs` contains the name of an unknown tracker.
         """
         self.parts.tracking.log(values, step, log_kwargs)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker `name`; with `unwrap` the object it wraps, such as wandb's run.
+        """Return the tracker `name`; with `unwrap`, the wrapped object, such as wandb's run.
 
-        On ranks where the tracker is not active, and without `log_with`, returns a `NoTracker`,
+        On ranks where the tracker is not active, or without `log_with`, returns a `NoTracker`,
         which is falsy and whose attributes and methods do nothing.
 
         Raises:
@@ -1011,7 +1013,7 @@ class Accelerator(Process):
 
     @property
     def log_with(self) -> list[Chosen]:
-        """The requested trackers: names, and the script's instances."""
+        """The requested trackers: their names, or instances created by the script."""
         return self.parts.tracking.log_with
 
     @property
@@ -1048,23 +1050,24 @@ class Accelerator(Process):
 
         Call it inside the loop over a prepared loader. Samples that were repeated to even out the
         batches are dropped. If the last batch is short, results with a full batch's number of rows
-        (`loss.repeat(batch_size)`) are truncated to it; UsageError if that is ambiguous. After the
-        loop, results for all samples of the epoch are gathered rank by rank.
+        (`loss.repeat(batch_size)`) are truncated to its size. After the loop, results for all
+        samples of the epoch are gathered rank by rank.
 
         Args:
-            input_data: tensors with one row, or k rows, per sample of this rank's current batch, or
-                one row per sample of the epoch after the loop; scalars; lists of objects with as
-                many entries; or tuples, mappings and dataclasses of these. With
-                `even_batches=False`, ranks without a share of the last batch have left the loop:
-                its results are gathered from the remaining ranks, which always include rank 0.
+            input_data: tensors with one row, or k rows, per sample of this rank's current batch or,
+                after the loop, one row per sample of the epoch; scalars; lists with one object per
+                row; or tuples, mappings and dataclasses of these. With `even_batches=False`, ranks
+                without a share of the last batch have left the loop: that batch's results are
+                gathered from the remaining ranks, which always include rank 0.
             use_gather_object: gather tensors and lists of tensors as objects, too.
 
         Returns:
-            The same nesting on every rank, with tensors of shape [rows of all ranks, ...], of shape
+            The same nesting on every rank, with tensors of shape [rows of all ranks, ...], or
             [world size] for scalars, and lists of objects.
 
         Raises:
-            UsageError: the data is of another kind; use `gather` or `gather_object`.
+            UsageError: the data is of another kind, which `gather` or `gather_object` may support,
+                or it is ambiguous whether results must be truncated.
 
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
@@ -1084,7 +1087,7 @@ class Accelerator(Process):
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """Overwrite each tensor with that of rank `from_process`, and return it."""
+        """Overwrite each tensor with its value on rank `from_process`, and return the data."""
         return collectives.broadcast(tensor, from_process)
 
     # ------------------------------------------------------------------ this rank: see Process
@@ -1101,7 +1104,7 @@ class Accelerator(Process):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+        """Whether models are sharded with `torch.distributed.fsdp.fully_shard`."""
         return self.parts.training.strategy.shards
 
     # ------------------------------------------------------------------ unsupported features
@@ -1118,13 +1121,13 @@ class Accelerator(Process):
     def end_training(self) -> None:
         """Finish the run; call it last, on every rank.
 
-        Waits for a checkpoint that is being written, regardless of signals; then restores the
-        signal handlers, finishes trackers (which also happens without this call) and destroys the
-        process group. Waits until the other ranks call this or have exited the script.
+        It waits for a checkpoint that is being written, regardless of signals; then it restores the
+        signal handlers, finishes trackers (which also happens without this call), waits until the
+        other ranks call this or have exited the script, and destroys the process group.
 
         Raises:
             UsageError: another rank continues training or has different weights; the run continues.
-            CheckpointError: the checkpoint could not be saved; everything else is finished.
+            CheckpointError: the checkpoint could not be saved; all other parts have finished.
         """
         compare_at_end(self.parts.training, has_split=self.has_split)
         with ExitStack() as ends:
@@ -1137,7 +1140,7 @@ class Accelerator(Process):
     if not TYPE_CHECKING:  # type checkers must report missing members
 
         def __getattr__(self, name: str) -> Any:
-            from headway.migration.missing import raise_if_missing  # only for missing members
+            from headway.migration.missing import raise_if_missing  # only then
 
             raise_if_missing(name, self)
             return object.__getattribute__(self, name)  # raises the original AttributeError

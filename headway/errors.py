@@ -10,7 +10,7 @@
         ├── WrongType       an argument has the wrong type; also a TypeError      exit 2
         └── OutOfMemory     no batch size fits into memory; also a RuntimeError   exit 2
 
-`headway/commands/main.py` prints them once. A traceback from a command is a bug in Headway.
+`headway/commands/main.py` prints each error once. A traceback from a command is a bug in Headway.
 """
 
 import signal
@@ -122,10 +122,10 @@ class Problem(NamedTuple):
 
     what: str  # a sentence with the offending value
     where: str  # the file and line, variable, flag or call that the value came from
-    fix: str  # a command or change that solves it
+    fix: str  # a command or change that solves the problem
     code: str | None  # one of `Code`; None for the failure of a script
-    details: str = ""  # shown between what and where: a traceback
-    names: tuple[str, ...] = ()  # settings, first the one to change; env.NAME is a variable
+    details: str = ""  # such as a traceback; shown between what and where
+    names: tuple[str, ...] = ()  # settings: the first should be changed; env.NAME is a variable
     is_of_machine: bool = False  # the request may work on another machine
 
     @property
@@ -149,7 +149,7 @@ class HeadwayError(Exception):
     Args:
         what: a sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
-        fix: a command or change that solves it.
+        fix: a command or change that solves the problem.
         code: the id of the cause, one of `Code`, which `headway explain` explains, or None.
 
     Examples:
@@ -162,7 +162,7 @@ class HeadwayError(Exception):
     """
 
     exit_code: int = 1
-    note: str = ""  # one more line, after the problems
+    note: str = ""  # an additional line, printed after the problems
 
     def __init__(
         self, what: str, *, where: str, fix: str, code: str | None, details: str = ""

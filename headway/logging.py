@@ -13,7 +13,7 @@ from headway.ipc.run_contract import read_log_level
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
-    """Return the logger `name`, which by default logs on rank 0 only.
+    """Return the logger `name`, which logs on rank 0 only by default.
 
     Its methods accept `main_process_only` and `in_order`; see `MultiProcessAdapter.log`.
     Before an Accelerator is created, the rank is read from the launcher's environment variables.
@@ -21,8 +21,8 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     Args:
         name: usually `__name__`.
         log_level: the level of this logger and of the root logger, such as "INFO"; defaults to
-            the environment variable HEADWAY_LOG_LEVEL or ACCELERATE_LOG_LEVEL. If none is set,
-            levels are not changed.
+            the environment variable HEADWAY_LOG_LEVEL or ACCELERATE_LOG_LEVEL. If no level is set,
+            the loggers' levels do not change.
 
     Raises:
         UsageError: the level is unknown.
@@ -54,7 +54,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
 class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     """A logger adapter for multi-rank jobs.
 
-    With several ranks, messages that are not limited to rank 0 are prefixed with the rank.
+    With several ranks, messages that are not limited to rank 0 have the rank as a prefix.
 
     Args:
         logger: the wrapped logger.
@@ -76,7 +76,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add `extra` and a stack level that attributes records to the script's line."""
+        """Add `extra`, and the stack level with which records name the script's line."""
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         kwargs.setdefault("stacklevel", 2)
         return msg, kwargs

@@ -17,7 +17,7 @@ from headway.errors import Code, OutOfMemory, UsageError, WrongType
 
 T = TypeVar("T")
 
-_TEXTS = (  # of RuntimeErrors: torch has no exception types for these two allocators
+_TEXTS = (  # of RuntimeErrors: torch has no exception types for these allocators
     "MPS backend out of memory",  # aten/src/ATen/mps/MPSAllocator.mm
     "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
 )
@@ -101,9 +101,9 @@ def find_executable_batch_size(
     """Retry a function with smaller batch sizes until it fits in memory.
 
     After an out-of-memory error the size is halved. All ranks use the same size: an error on one
-    rank reduces the size on all ranks once all have finished the attempt. If memory runs out on a
-    rank while other ranks wait for it in a collective, the error is raised and the run fails. A
-    later call starts with the size that was found.
+    rank reduces the size on all ranks once they have all finished the attempt. If memory runs out
+    on a rank while other ranks wait for it in a collective, the error is raised and the run fails.
+    Later calls start with the last size that fit.
 
     Args:
         function: takes the batch size as its first argument. It should create and prepare the
@@ -111,12 +111,12 @@ def find_executable_batch_size(
         starting_batch_size: the first size to try.
         reduce_batch_size_fn: returns the next size to try, replacing `factor`; takes no arguments
             and must return the same value on all ranks.
-        factor: multiplies the batch size after each failed attempt, rounding down; Accelerate
-            uses 0.9.
+        factor: after each failed attempt, the batch size is multiplied by this and rounded down;
+            Accelerate uses 0.9.
 
     Returns:
-        The decorated function, which takes the arguments of `function` except the first and
-        returns its result; without `function`, a decorator.
+        The decorated function, which takes the arguments of `function` except the batch size;
+        without `function`, a decorator.
 
     Raises:
         OutOfMemory: the size has reached 0, or memory ran out while another rank waited for this
@@ -194,7 +194,7 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
     raise WrongType(
         f"{function.__name__}() takes {len(parameters) - 1} arguments in addition to the batch"
         f" size, but {len(args)} were given",
-        where=f"the script's call of {function.__name__}(...)",
+        where=f"the script's call to {function.__name__}(...)",
         fix=f"omit the batch size: {function.__name__}({call})",
         code=Code.WRONG_TYPE,
     )

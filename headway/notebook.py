@@ -41,7 +41,7 @@ GRACE_S = 5
 """Grace period for ranks to exit after another rank has failed, in seconds."""
 _ADDRESS, _ANY_PORT = "127.0.0.1", "29500"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-CALL = "the call of notebook_launcher(...)"
+CALL = "the call to notebook_launcher(...)"
 
 
 @checked
@@ -61,17 +61,19 @@ def notebook_launcher(
     not use a GPU before this call. With one process, `function` is called in this process.
 
     Args:
-        num_processes: number of ranks on this machine; defaults to one per GPU, or a single
-            process.
+        num_processes: number of ranks on this machine; defaults to one per GPU, or to one rank
+            without a GPU.
         mixed_precision: the default precision of each `Accelerator()`.
-        use_port: the port of the rendezvous; Accelerate's default selects any free port.
+        use_port: the port of the rendezvous; the default, the same as Accelerate's, selects a free
+            port.
         rdzv_backend: has no effect.
         monitor_interval: has no effect; failures are detected immediately.
-        unsupported: Accelerate's arguments for multi-node runs, restarts and labels raise.
+        unsupported: Accelerate's arguments for multi-node runs, restarts and labels, which raise
+            UsageError.
 
     Raises:
-        UsageError: an argument is invalid, this process already uses a GPU, or it is a rank.
-        WorkerFailed: a rank failed; contains its traceback. All other ranks have been stopped.
+        UsageError: an argument is invalid, or this process is a rank or already uses a GPU.
+        WorkerFailed: a rank failed; the error contains its traceback. All other ranks are stopped.
 
     Examples:
         >>> from headway import Accelerator, notebook_launcher
@@ -108,7 +110,7 @@ def debug_launcher(
 
     Raises:
         UsageError: `num_processes` is below 1, or this process is a rank or uses a GPU.
-        WorkerFailed: a rank failed; contains its traceback. All other ranks have been stopped.
+        WorkerFailed: a rank failed; the error contains its traceback. All other ranks are stopped.
 
     Examples:
         >>> import torch
@@ -195,7 +197,7 @@ def _run_rank(
     sys.stdout, sys.stderr = (os.fdopen(os.dup(fd), "w", buffering=1) for fd in (1, 2))
     # OpenMP's threads do not survive a fork, and a parallel region would wait for them
     torch.set_num_threads(1)
-    AcceleratorState._reset_state(reset_partial_state=True)  # inherited from the launching process
+    AcceleratorState._reset_state(reset_partial_state=True)  # inherited by the fork
     Finalize(None, atexit._run_exitfuncs, exitpriority=0)  # multiprocessing does not call them
     with patch_environment(RANK=rank, LOCAL_RANK=rank):
         try:
@@ -210,9 +212,9 @@ def _run_rank(
 
 @contextmanager
 def _process_group() -> Iterator[int]:
-    """Yield a process group, and kill all its processes after the block.
+    """Yield the ID of a new process group, and kill all its processes after the block.
 
-    The leader is reaped only afterwards, so that its pid cannot be reused.
+    The group's leader is reaped last, so that its pid cannot be reused.
     """
     leader = subprocess.Popen(  # exits once the write end of its stdin is closed
         ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=os.setpgrp
@@ -228,7 +230,7 @@ def _process_group() -> Iterator[int]:
 def _failure(ranks: Any, failure: Any, size: int) -> WorkerFailed:
     """Return the error of the rank that failed first, read from torch's traceback files.
 
-    A rank killed by a signal writes no such file, and causes the errors of the other ranks.
+    A rank that is killed by a signal writes no traceback file, and causes errors on other ranks.
     """
     rank, code, trace = failure.error_index, getattr(failure, "exit_code", 1), ""
     found = sorted(filter(os.path.exists, ranks.error_files), key=os.path.getmtime)

@@ -21,12 +21,12 @@ from headway.distributed.rng import set_seed
 from headway.ipc.choices import PRECISIONS
 from headway.ipc.run_contract import Ranks, read_ranks
 
-REDUCED_BYTES = 2**24  # of an all-reduce, per rank
+REDUCED_BYTES = 2**24  # size of an all-reduce on each rank
 REPETITIONS = 5
 
 
 class Outcome(NamedTuple):
-    """Result of a check on one rank."""
+    """The result of a check on one rank."""
 
     is_right: bool
     what: str
@@ -73,7 +73,7 @@ def check_all_reduce(accelerator: Accelerator) -> Outcome:
         return Outcome(True, "skipped: only one rank")
     numbers = torch.full((REDUCED_BYTES // 4,), accelerator.process_index + 1.0)
     numbers = numbers.to(accelerator.device)
-    total = accelerator.reduce(numbers)  # warms up, too
+    total = accelerator.reduce(numbers)  # also a warm-up
     seconds = []
     for _repetition in range(REPETITIONS):
         accelerator.wait_for_everyone()
@@ -151,7 +151,7 @@ CHECKS: dict[str, Callable[[Accelerator], Outcome]] = {
     "all-reduce": check_all_reduce,
     "precision": check_precision,
     "data loader": check_loader,
-    "training step": check_step,  # after the loader check: it shards its batches itself
+    "training step": check_step,  # last, because it shards its batches itself
 }
 
 

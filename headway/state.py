@@ -36,11 +36,11 @@ _GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
 
 
 class PartialState(Process):
-    """Rank and device of this process, shared by all instances and every Accelerator.
+    """Rank and device of this process, shared by all instances and all Accelerators.
 
     The first instance, or the first Accelerator, selects the device and initializes the process
-    group. An Accelerator is not required; an Accelerator created later uses the same device
-    unless its arguments select another device, which then applies to all instances.
+    group. An Accelerator is not required. If one is created later, it uses the same device unless
+    its arguments select another device, which then applies to all instances.
 
     Args:
         cpu: use the CPU even if a GPU is available.
@@ -95,7 +95,7 @@ class PartialState(Process):
         return group_backend(self.device) if self.use_distributed else None
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """Destroy a process group, by default that of all ranks; a no-op if there is none.
+        """Destroy a process group, by default the default group; a no-op if there is none.
 
         Examples:
             >>> from headway import PartialState
@@ -122,18 +122,18 @@ class PartialState(Process):
 
     @staticmethod
     def _reset_state() -> None:
-        """Reset the shared state, for tests; the process group is kept."""
+        """Reset the shared state, for tests, but keep the process group."""
         PartialState._shared_state.clear()
 
 
 class AcceleratorState(PartialState):
-    """PartialState with the precision and compiler settings of the most recent Accelerator.
+    """PartialState, with the precision and compiler settings of the newest Accelerator.
 
     Args:
         mixed_precision: `no`, `fp16` or `bf16`; None uses the launcher's setting, or `no`.
         cpu: use the CPU even if a GPU is available.
         dynamo_plugin: how models are compiled.
-        arguments: passed to PartialState; Accelerate's other arguments raise unless they are None.
+        arguments: for PartialState; Accelerate's other arguments raise UsageError unless None.
 
     Raises:
         UsageError: an argument is unknown, or contradicts the existing state.
@@ -175,7 +175,7 @@ class AcceleratorState(PartialState):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+        """Whether models are sharded with `torch.distributed.fsdp.fully_shard`."""
         return self.fsdp_plugin is not None
 
     @property
@@ -205,7 +205,7 @@ def shared_world() -> World | None:
 
 
 def shared_precision() -> str | Precision | None:
-    """Return the precision of the most recent Accelerator; None if there is none yet.
+    """Return the precision of the newest Accelerator; None if no Accelerator exists yet.
 
     A custom Precision is copied, because it must be set up again.
     """
@@ -244,10 +244,10 @@ def share_accumulation(accumulation: Accumulation) -> GradientState:
 
 
 class GradientState:
-    """Gradient accumulation state of the most recent Accelerator.
+    """Gradient accumulation state of the newest Accelerator.
 
     Args:
-        gradient_accumulation_plugin: new settings, which replace the current ones.
+        gradient_accumulation_plugin: settings that replace the current settings.
 
     Examples:
         >>> from headway.state import GradientState
@@ -338,7 +338,7 @@ class GradientState:
     def remainder(self) -> int:
         """The number of samples in the active loader's last global batch if it is not full.
 
-        0 if it is full; -1 if unknown or outside of loops.
+        0 if the batch is full; -1 if unknown or outside of loops.
         """
         return getattr(self.active_dataloader, "remainder", -1)
 

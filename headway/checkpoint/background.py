@@ -32,18 +32,18 @@ class Background:
 
     The copies of the tensors are kept, so that the next checkpoint reuses their memory.
 
-    Forks, for example of loader workers, wait for the first checkpoint to be written: torch's
-    operators register a destructor on their first call while holding a lock of the C library, on
-    which a forked process would hang (glibc 2.36, `__exit_funcs_lock`).
+    Until the first checkpoint is written, forks, such as those of loader workers, are delayed: on
+    their first call, torch's operators register a destructor while holding a lock of the C library,
+    which a forked process would wait for forever (glibc 2.36, `__exit_funcs_lock`).
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._written = threading.Event()  # set by that thread
+        self._written = threading.Event()  # set by the writing thread
         self._failure: Exception | None = None
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
-        self._group_of: object = None  # the default group when it was created
+        self._group_of: object = None  # the default group when `_group` was created
         self._first: threading.Thread | None = None
 
     def start(self, prepared: Prepared) -> None:
@@ -66,7 +66,7 @@ class Background:
             os.register_at_fork(before=lambda: (join() or bool)())
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written; raise an error of any rank on all ranks, once."""
+        """Wait until the checkpoint is written; raise any rank's error once, on all ranks."""
         if self._thread is not None:
             call_barrier("wait_for_checkpoint()")
             self._join()
@@ -97,7 +97,7 @@ class Background:
             self._written.set()
 
     def join_first(self) -> None:
-        """Wait for the first write, except in the writing thread."""
+        """Wait until the first checkpoint is written, except in the writing thread."""
         if self._first is self._thread and self._first is not threading.current_thread():
             self._join()
 
@@ -125,7 +125,7 @@ class Background:
         return self._copies
 
     def _own_group(self) -> dist.ProcessGroup | None:
-        """Return a process group separate from that of training."""
+        """Return a process group separate from the group for training."""
         if rank_and_size()[1] == 1:
             return None
         if self._group_of is not dist.group.WORLD:
@@ -134,7 +134,7 @@ class Background:
         return self._group
 
     def end(self) -> None:
-        """Wait for the write at exit; exit with the code of its failure, or of Ctrl-C."""
+        """Wait for the write at exit; if it fails or Ctrl-C interrupts it, exit with that code."""
         code = 0
         try:
             self._join_deferring_signals()
@@ -158,7 +158,7 @@ def fail_at_exit(error: Exception) -> None:
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Limit torch to one thread: on busy cores, several threads wait long for each other."""
+    """Limit torch to one thread: on busy cores, several threads spend a long time waiting."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

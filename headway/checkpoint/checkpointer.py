@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints of a training; all ranks call each method together."""
+"""Saves and loads checkpoints of a training run; every rank must call each method."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 
 class Checkpointer:
-    """Saves the state of a training to folders, and restores it.
+    """Saves the state of a training run to folders, and restores it.
 
     Args:
-        project: the names and the number of kept checkpoints.
+        project: how checkpoints are named and how many are kept.
         began_at: start time of the job in seconds since the epoch, for the manifest.
         extra_files: JSON files that rank 0 adds to each checkpoint: functions by file name.
     """
@@ -72,12 +72,12 @@ class Checkpointer:
         }
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self._background: Background | None = None  # set by the first save with wait=False
+        self._background: Background | None = None  # created by the first save with wait=False
 
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
-        """Save the training as a checkpoint, which appears once it is complete."""
+        """Save a checkpoint, whose folder appears once it is complete, and return its path."""
         target = self._next_folder(output_dir)
         project = self.project
         name = NUMBERED if project.automatic_checkpoint_naming else None
@@ -156,7 +156,7 @@ class Checkpointer:
             self._background.wait()
 
     def save_due_at_exit(self) -> None:
-        """Save a due checkpoint unless the script has failed, and wait for the write."""
+        """Save a due checkpoint unless the script has failed, and wait until it is written."""
         if getattr(sys, "last_type", None) is None:
             try:
                 self.training.run.checkpoint.save()
@@ -208,7 +208,7 @@ class Checkpointer:
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include the states of these objects on rank 0 in checkpoints."""
+        """Include rank 0's states of these objects in checkpoints."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)
@@ -260,7 +260,7 @@ class Checkpointer:
         return weights
 
     def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
-        """Call the load hooks; check on all ranks, and return, the models left to load."""
+        """Call the load hooks; return the models to load, after checking them on all ranks."""
         from headway.checkpoint.saving import agree
 
         models = self.training.inner_models
@@ -270,7 +270,7 @@ class Checkpointer:
         return models
 
     def lock_checkpoints(self, project: Path) -> bool:
-        """Lock the checkpoints of `project`; return whether this succeeded, and log once if not."""
+        """Lock the checkpoints of `project`; on failure, log once and return False."""
         lock = self._lock
         if lock is None or lock == ProjectLock(None):
             self._lock = lock = lock_project(project)
@@ -287,7 +287,7 @@ class Checkpointer:
         return lock.fd is not None
 
     def project_folder(self, method: str) -> Path:
-        """Return the project folder; raise UsageError for `method` without one."""
+        """Return the project folder; if there is none, raise UsageError for `method`."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(

@@ -70,7 +70,7 @@ def _write(obj: Any, file: IO[bytes], safe: bool) -> None:
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Load an object saved with torch.save(); see `torch.load`. By default only weights are read.
+    """Load an object saved with torch.save(); by default only weights. See `torch.load`.
 
     Args:
         f: a path, or an open binary file.
@@ -90,13 +90,13 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict that safetensors can write: contiguous tensors without shared memory.
 
-    Of several names for the same tensor (tied weights), the first is kept, and the others are
-    logged in a warning. Tensors that share memory in other ways are copied.
+    Of several names for the same tensor (tied weights), only the first is kept, and a warning lists
+    the other names. Tensors that share memory in other ways are copied.
     """
     kept: dict[str, Any] = {}
     tensors, storages = set(), set()
     for name, value in state_dict.items():
-        is_sharded = hasattr(value, "full_tensor")  # a DTensor has no storage of its own
+        is_sharded = hasattr(value, "full_tensor")  # a DTensor itself has no storage
         if not isinstance(value, torch.Tensor) or value.numel() == 0 or is_sharded:
             kept[name] = value
             continue
@@ -119,7 +119,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def original_names(state_dict: Any) -> Any:
     """Return a state dict without the prefixes that `torch.compile` adds to names."""
     renamed = {re.sub(r"\b_orig_mod\.", "", name): value for name, value in state_dict.items()}
-    return renamed if renamed.keys() != state_dict.keys() else state_dict  # with its _metadata
+    return renamed if renamed.keys() != state_dict.keys() else state_dict  # keeps its _metadata
 
 
 @contextmanager
@@ -167,9 +167,9 @@ def save_weights(
 ) -> None:
     """Save a state dict to a single file, or to several files with an index; see `save_model`.
 
-    If tensors are sharded, every rank calls this, but only the rank with `writes=True` writes; the
-    tensors of at most one file are gathered at a time. `read_full` gathers a tensor, and is called
-    in the same order on every rank.
+    If tensors are sharded, every rank must call this, but only the rank with `writes=True` writes.
+    The tensors of at most one file are gathered at a time. `read_full` gathers a tensor, and is
+    called in the same order on every rank.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)
@@ -278,7 +278,7 @@ def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:
 
 
 def _remove_others(folder: Path, name: str, kept: set[str]) -> None:
-    """Remove files of an earlier save, so that no reader loads them with this one."""
+    """Remove the files of an earlier save, so that readers do not load them, too."""
     stem, suffix = map(re.escape, name.rsplit(".", 1))
     earlier = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.{suffix}(\.index\.json)?")
     for path in folder.iterdir():

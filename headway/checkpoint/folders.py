@@ -1,10 +1,10 @@
-"""Folders of checkpoints: written under a temporary name, and renamed atomically when complete.
+"""Checkpoint folders, which have a temporary name until they are complete.
 
-A checkpoint exists only once its folder has its final name. Names that begin with a dot are
-temporary: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint of the same
-name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
-A project has checkpoints in its folder and in its subfolder `checkpoints`; only the run that has
-locked the project's `.headway-lock` saves to it.
+A checkpoint is committed when its folder is renamed to the final name. Names that begin with a dot
+are temporary: `.tmp-NAME-NONCE` is being written, `.trash-NONCE` is being removed, and
+`.old-NAME-NONCE` is the previous checkpoint of the same name on a file system that cannot exchange
+two folders. The checkpoints of a project are in its folder and in the subfolder `checkpoints`; only
+the run that has locked the project's `.headway-lock` saves to them.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ _RENAME_EXCHANGE = 2  # renameat2(2)
 
 
 class Checkpoint(NamedTuple):
-    """A committed checkpoint, without verification of its files."""
+    """A committed checkpoint, whose files may be damaged."""
 
     path: Path
     manifest: Manifest
 
 
 class Candidate(NamedTuple):
-    """A checkpoint to resume from, without verification of its files."""
+    """A checkpoint to resume from, whose files may be damaged."""
 
     saved_at: float  # seconds since the epoch; the folder's mtime if the manifest is unreadable
     path: Path
-    manifest: Manifest | None = None  # None: unreadable
+    manifest: Manifest | None = None  # None if unreadable
 
 
 # ---------------------------------------------------------------------- write
@@ -94,7 +94,7 @@ def create_pending(target: Path) -> Path:
 def require_shared(pending: Path) -> None:
     """Raise CheckpointError if this rank cannot see the folder created on rank 0."""
     with suppress(OSError):
-        # makes a network file system ask its server instead of its cache
+        # makes a network file system query its server instead of its cache
         pending.parent.mkdir(parents=True, exist_ok=True)
     if not pending.is_dir():
         raise CheckpointError(
@@ -106,7 +106,7 @@ def require_shared(pending: Path) -> None:
 
 
 def commit(pending: Path, target: Path) -> None:
-    """Rename a folder created by `create_pending`, with its manifest, to the checkpoint's name.
+    """Rename a complete folder created by `create_pending` to the checkpoint's name.
 
     An older checkpoint of this name is replaced atomically and removed. If renaming fails, the
     older checkpoint remains.
@@ -114,7 +114,7 @@ def commit(pending: Path, target: Path) -> None:
     try:
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
             _flush(Path(parent))
-        pending.chmod(0o777 & ~_umask())  # permissions of a new folder
+        pending.chmod(0o777 & ~_umask())  # the permissions that a new folder would have
         _rename(pending, target)
     except OSError as error:
         raise CheckpointError(
@@ -187,7 +187,7 @@ def keep_unlisted(target: Path, pending: Path) -> None:
 def _link_or_copy(source: Path, copy: Path) -> None:
     try:
         os.link(source, copy, follow_symlinks=False)
-    except (OSError, NotImplementedError):  # not on every file system
+    except (OSError, NotImplementedError):  # unsupported by some file systems
         shutil.copy2(source, copy, follow_symlinks=False)
 
 
@@ -203,7 +203,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def recover(target: Path) -> None:
-    """Finish a commit that was interrupted between its two renames, if `target` is missing.
+    """If `target` is missing, finish a commit that was interrupted between its two renames.
 
     The newest complete folder is renamed to `target`.
     """
@@ -235,7 +235,7 @@ def recover(target: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a checkpoint or a leftover; return whether it was removed completely.
+    """Remove a checkpoint or an unfinished folder; return whether the removal is complete.
 
     The folder is renamed first, so that a partly removed folder does not look like a checkpoint.
     """
@@ -250,7 +250,7 @@ def remove(path: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]:
-    """Remove all but the newest `keep` checkpoints; return whether each was removed completely.
+    """Remove all but the newest `keep` checkpoints; return whether each removal is complete.
 
     With `start`, only checkpoints whose generated names have this prefix are considered. Symbolic
     links are neither counted nor removed.
@@ -261,7 +261,7 @@ def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]
 
 
 def leftovers_in(folder: Path) -> list[Path]:
-    """Return the leftovers of interrupted saves in a folder, sorted."""
+    """Return the folders that interrupted saves have left in a folder, sorted."""
     return sorted(path for path in paths_in(folder) if _LEFTOVER.fullmatch(path.name))
 
 
@@ -274,13 +274,13 @@ def named_folder(project: Path, start: str, number: int) -> Path:
 
 
 def next_number(project: Path) -> int:
-    """Return the next unused number; damaged checkpoints also use a number."""
+    """Return the next unused number; the numbers of damaged checkpoints are used, too."""
     numbers = (_number(path.name, NUMBERED) for path in paths_in(project / FOLDER))
     return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """Return the committed checkpoints with a readable manifest in a folder, the newest last."""
+    """Return the folder's committed checkpoints that have a readable manifest, newest last."""
     found = candidates_in(folder)
     return [Checkpoint(item.path, item.manifest) for item in found if item.manifest is not None]
 
@@ -291,7 +291,7 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_saved_at(folder: Path) -> float:
-    """Return the current time, or a time after all manifests if the clock was set back."""
+    """Return the current time; if the clock was set back, a time later than all manifests."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
@@ -324,9 +324,9 @@ def _number(name: str, start: str) -> int | None:
 
 
 def candidates(project: Path) -> list[Candidate]:
-    """Return the checkpoints in a project and in its subfolder `checkpoints`, the newest last.
+    """Return the checkpoints in a project and in its subfolder `checkpoints`, newest last.
 
-    A checkpoint with a damaged manifest is included, with the folder's modification time.
+    Checkpoints with a damaged manifest are included, with the modification time of the folder.
     """
     folders = (project, project / FOLDER)
     for folder in folders:
@@ -335,7 +335,7 @@ def candidates(project: Path) -> list[Candidate]:
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, which may be damaged, or None."""
+    """Return the newest checkpoint in a folder, even if it is damaged, or None."""
     _finish_commits(folder)
     return next((candidate.path for candidate in reversed(candidates_in(folder))), None)
 
@@ -343,7 +343,7 @@ def newest_in(folder: Path) -> Path | None:
 def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path, or the newest checkpoint of the project at this path.
 
-    Any other path is returned unchanged: reading it raises the error.
+    Any other path is returned unchanged; reading it later raises an error.
     """
     found = candidates(path) if is_absent(path / NAME) else []
     return found[-1].path if found else path
@@ -358,7 +358,7 @@ def candidates_in(folder: Path) -> list[Candidate]:
             manifest = read_manifest(path)
             found.append(Candidate(manifest.saved_at, path, manifest))
         except CheckpointError:
-            if not is_absent(path):  # else another process removed it
+            if not is_absent(path):  # otherwise another process has removed it
                 found.append(Candidate(_mtime(path), path))
     return sorted(found)
 
@@ -372,7 +372,7 @@ def _mtime(path: Path) -> float:
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Return whether a folder has a manifest, or a generated name (then it is damaged)."""
+    """Return whether a folder has a manifest, or at least a generated name if it is damaged."""
     has_own_name = any(_number(path.name, start) is not None for start in _DIGITS)
     return (has_own_name and os.path.isdir(path)) or not is_absent(path / NAME)
 
@@ -402,15 +402,15 @@ def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[Checkpoin
 class ProjectLock(NamedTuple):
     """Result of locking a project's checkpoints for the lifetime of this process."""
 
-    fd: int | None  # of the locked file, which stays open; None: not locked by this run
+    fd: int | None  # of the locked file, which stays open; None if this run has not locked it
     holder: str = ""  # the process of another run that holds the lock
-    problem: str = ""  # reason if the lock could not be tested
+    problem: str = ""  # the reason that locking was impossible, if any
 
 
 def lock_project(project: Path) -> ProjectLock:
     """Lock a project's checkpoints for this process; child processes do not inherit the lock.
 
-    Source: fcntl_locking(2). The lock also works between machines that share a disk by NFS.
+    Source: fcntl_locking(2). The lock also works between machines that share a disk over NFS.
     """
     import fcntl
 
@@ -452,7 +452,7 @@ def remove_leftovers(project: Path) -> None:
 
 
 class SaveStatus(str, Enum):
-    """State of a checkpoint by its manifest and file sizes; checksums are not verified.
+    """State of a checkpoint according to its manifest and file sizes, without checksums.
 
     INCOMPLETE: files are missing or have the wrong size, or the save has not finished. UNREADABLE:
     the manifest or a file cannot be read; `headway checkpoint verify` reports the reason.
@@ -464,11 +464,11 @@ class SaveStatus(str, Enum):
 
 
 class ListedCheckpoint(NamedTuple):
-    """A checkpoint, or the leftovers of an interrupted save."""
+    """A checkpoint, or the folder that an interrupted save has left."""
 
     path: Path
     state: SaveStatus
-    manifest: Manifest | None  # None: missing or unreadable
+    manifest: Manifest | None  # None if missing or unreadable
 
 
 def listed_in(folder: Path) -> list[ListedCheckpoint]:

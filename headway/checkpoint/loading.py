@@ -1,4 +1,4 @@
-"""Loads a checkpoint on all ranks together, after verifying all its files."""
+"""Loads a checkpoint on all ranks, after verifying all of its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway.ipc.paths import is_absent
 
 
 class Loaded(NamedTuple):
-    """Values and tensors of a verified checkpoint; live objects are unchanged."""
+    """Values and tensors of a verified checkpoint, before they are loaded into objects."""
 
     manifest: Manifest
     shared: dict[str, Any]  # shared by all ranks
@@ -32,7 +32,7 @@ Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
 
 
 def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Loaded:
-    """Verify and read a checkpoint; every rank calls this, and all ranks raise together.
+    """Verify and read a checkpoint; a collective call, which raises on all ranks or none.
 
     `like` is called with a saved tensor's name, its meta tensor, and whether it was a DTensor, and
     returns a tensor with the shape, dtype and placements to load. Plain tensors load on the CPU.
@@ -84,7 +84,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
 
 @contextmanager
 def reading_state(folder: Path) -> Iterator[None]:
-    """Convert errors that malformed state causes in the block to CheckpointError."""
+    """Convert errors in the block, which malformed state causes, to CheckpointError."""
     try:
         yield
     except CheckpointError:  # a subclass of ValueError

@@ -50,7 +50,7 @@ def describe_files(
 ) -> list[File]:
     """Flush files to disk, and return their sizes and checksums.
 
-    `known` contains the CRC-32 of files that need not be read.
+    `known` contains the CRC-32 of each file that need not be read.
     """
     files = []
     for path in paths:
@@ -64,7 +64,7 @@ def describe_files(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a new file, and flush it to disk; an OSError names the file."""
+    """Write a value to a new file, and flush it to disk; an OSError contains the file name."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
         file.flush()
@@ -73,7 +73,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file name to an OSError without one."""
+    """Add the file name to an OSError that has none."""
     try:
         yield
     except OSError as error:
@@ -101,7 +101,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return a checkpoint's manifest; its files are not checked.
 
     Raises:
-        CheckpointError: the manifest is missing, damaged, or of another format.
+        CheckpointError: the manifest is missing, is damaged, or has another format.
     """
     path = folder / NAME
     try:
@@ -124,7 +124,7 @@ def _parsed(data: bytes, path: Path) -> Manifest:
 
 
 def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
-    """Return the CheckpointError for an unreadable manifest; ValueError: an invalid path."""
+    """Return the CheckpointError for an unreadable manifest or an invalid path (ValueError)."""
     path = folder / NAME
     if isinstance(error, PermissionError):
         return _permission_error(path, error)
@@ -162,7 +162,7 @@ def read_json(path: Path) -> Any:
 def verify(folder: Path) -> Manifest:
     """Verify that all files of a checkpoint exist and are unchanged; return its manifest.
 
-    If another process replaces the checkpoint during this, the new checkpoint is verified.
+    If another process replaces the checkpoint in the meantime, the new checkpoint is verified.
     """
     for _ in range(_MAX_ATTEMPTS):
         manifest = read_manifest(folder)
@@ -194,7 +194,7 @@ def _find_damage(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 
 def _difference(folder: Path, file: File) -> str:
-    """Describe how a file differs from the manifest; empty if it does not."""
+    """Describe how a file differs from the manifest; return an empty string if it does not."""
     with open_regular(folder / file.path) as handle:
         size = os.fstat(handle).st_size
         if size != file.size:

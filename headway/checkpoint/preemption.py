@@ -73,11 +73,11 @@ class ResumedRun(_EpochCounter):
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs of `total`, starting at the resumed epoch.
 
-        Use this if an epoch loops over several loaders: finished loops are empty, and the
-        interrupted loop continues. With a single loader, `range(run.epoch, total)` is enough.
+        Use this if an epoch loops over several loaders: in the resumed epoch, finished loops are
+        empty, and the interrupted loop continues. With one loader, use `range(run.epoch, total)`.
 
         Args:
-            total: number of epochs of the training, including those already completed.
+            total: number of epochs to train, including epochs that are already completed.
 
         Examples:
             >>> import torch
@@ -96,10 +96,10 @@ class _NoOptimizerYet:
 
 
 class Preemption:
-    """Handles preemption: saves before the deadline, exits on all ranks together, and resumes.
+    """Saves before the deadline and exits after the same step on all ranks; resumes later.
 
     Stop signals are trapped from the first `checkpoint()` or `should_stop` until `release()`.
-    `end` is called before this process exits, to end the training.
+    `end` is called before this process exits, to finish the training run.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Preemption:
         self._optimizers: Any = (_NoOptimizerYet,)
         self._resumed_with: int | None = None  # number of objects prepared before `resume`
         self._exit_code: int | None = None  # set once this process is exiting
-        self._at_end: Callable[[], object] = bool  # atexit hook for a due checkpoint
-        self._report: Callable[[], object] = bool  # atexit hook of a resumed run
+        self._at_end: Callable[[], object] = bool  # exit hook that saves a due checkpoint
+        self._report: Callable[[], object] = bool  # exit hook of a resumed run
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
 
@@ -158,7 +158,7 @@ class Preemption:
 
         project = self._checkpoints.project_folder("resume")
         call_barrier("resume()")
-        self._checkpoints.wait_for_checkpoint()  # else `resume` would treat it as a leftover
+        self._checkpoints.wait_for_checkpoint()  # else `resume` would remove its unfinished folder
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
@@ -204,7 +204,7 @@ class Preemption:
         self._schedule.resume(record)
 
     def release(self) -> None:
-        """Restore the previous signal handlers, after the last checkpoint was written."""
+        """Restore the previous signal handlers; call this after the last checkpoint is written."""
         atexit.unregister(self._at_end)
         self._report()
         atexit.unregister(self._report)
@@ -276,14 +276,14 @@ class Preemption:
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
         if self._training.world.is_main:
-            with suppress(OSError):  # reported by the save
+            with suppress(OSError):  # the save reports the error
                 project.mkdir(parents=True, exist_ok=True)
             self._checkpoints.lock_checkpoints(project.absolute())
         self._checkpoints.save_to(folder, allow_pickle, wait=wait, name=STEP, keep=keep)
         return str(folder)
 
     def _wait_for_earlier(self) -> None:
-        """Wait for the checkpoint being written; if the job must stop, only log its failure."""
+        """Wait until the checkpoint is written; if the job must stop, only log a failure."""
         try:
             self._checkpoints.wait_for_checkpoint()
         except CheckpointError as error:
@@ -393,9 +393,9 @@ def _describe_start(run: ResumedRun, project: Path) -> str:
 def _select_checkpoint(
     settings: EffectiveSettings, project: Path, fall_back: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to resume from (None for a fresh start), and lines to log.
+    """Return the checkpoint to resume from (None to start from the beginning), and lines to log.
 
-    With `fall_back`, damaged checkpoints are skipped, with a line for each.
+    With `fall_back`, each damaged checkpoint is skipped, and a line reports it.
     """
     wanted, there = settings.run.resume, candidates(project)
     found = there
@@ -432,7 +432,7 @@ def _select_checkpoint(
 
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
-    """Return the run IDs in a checkpoint by tracker; the checkpoint need not be verified."""
+    """Return the run IDs in a checkpoint by tracker name, without verifying the checkpoint."""
     runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
     if not isinstance(runs, dict) or not all(isinstance(run, str) for run in runs.values()):
         raise unusable("the file does not map trackers to run IDs", path)
@@ -454,8 +454,8 @@ def _problems(errors: list[CheckpointError]) -> list[Problem]:
 def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
     """Return the checkpoints that this launch saved before it restarted the ranks, newest last.
 
-    A damaged checkpoint does not identify its launch; it is included if it is newer than another
-    checkpoint of this launch.
+    A damaged checkpoint does not identify the launch that saved it: it is included if it is newer
+    than another checkpoint of this launch.
     """
     if not is_restart() or not settings.run.began_at:
         return []
@@ -465,7 +465,7 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
 
 
 def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
-    """If `path` is damaged, raise an error with a fix; every rank calls this."""
+    """If `path` is damaged, raise an error with a fix; every rank must call this."""
     from headway.checkpoint.saving import on_rank_0
 
     def inspect() -> tuple[bool, bool, Path | None]:

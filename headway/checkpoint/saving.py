@@ -1,4 +1,4 @@
-"""Saves a checkpoint on all ranks together, and commits it once every rank has written."""
+"""Saves a checkpoint on all ranks, and commits it once every rank has written its part."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
 
 T = TypeVar("T")
-TENSORS = "tensors"  # the folder of torch.distributed.checkpoint
+TENSORS = "tensors"  # the folder that torch.distributed.checkpoint writes
 _RANK_FILE = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 
 
 class Contents(NamedTuple):
     """Contents of a checkpoint: values and tensors in lists, tuples and dicts.
 
-    `shared` is equal on all ranks, except that each rank has its shard of each DTensor.
+    `shared` is the same on all ranks, except that each rank has its shard of each DTensor.
     """
 
     shared: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Contents(NamedTuple):
 class CheckpointProgress(NamedTuple):
     step: int  # optimizer steps done
     epoch: int
-    launched_at: float = 0.0  # as in the manifest
+    launched_at: float = 0.0  # see `Manifest`
 
 
 def values_name(rank: int | None = None) -> str:
@@ -84,12 +84,12 @@ def prepare_checkpoint(
     *,
     then: Callable[[], object] = bool,
 ) -> Prepared:
-    """Prepare a checkpoint that references the live tensors; every rank calls this.
+    """Prepare a checkpoint that references the live tensors; every rank must call this.
 
-    Files at `target` that no checkpoint lists, such as the script's own files, are kept.
+    Files at `target` that are not part of a checkpoint, such as the script's own files, are kept.
 
-    `state` is called on every rank with the folder, to which it may write additional files of the
-    checkpoint; `then` is called on rank 0 once the checkpoint is complete.
+    `state` is called on every rank with the folder, to which it may add files of the checkpoint;
+    `then` is called on rank 0 once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
 
@@ -112,7 +112,7 @@ def prepare_checkpoint(
 
 
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
-    """Write and commit a checkpoint; every rank calls this, and all return or raise together.
+    """Write and commit a checkpoint; a collective call, which raises on all ranks or none.
 
     `group` is the process group, here and below; None is the default group.
     """
@@ -147,13 +147,13 @@ def remove_on_failure(pending: Path) -> Iterator[None]:
 
 
 def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether this rank writes (a part of) a tensor; rank 0 writes plain shared tensors."""
+    """Return whether this rank writes all or part of a tensor; rank 0 writes the plain ones."""
     is_shared = name.startswith(f"{prefix_of()}.")
     return rank == 0 or not is_shared or isinstance(tensor, DTensor)
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:
-    """Return the files that this rank checksums: its own, and on rank 0 also shared files."""
+    """Return the files that this rank checksums: its own files and, on rank 0, shared files."""
     files = []
     for path in sorted(files_below(folder)):
         match = _RANK_FILE.match(path)
@@ -186,7 +186,7 @@ def commit_files(
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on every rank, and return this rank's result.
 
-    If it failed on any rank, all ranks raise a CheckpointError with the cause of the first failure.
+    If it fails on any rank, all ranks raise a CheckpointError with the cause of the first failure.
     """
     result: T | None = None
     failed = None
@@ -200,7 +200,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call `step` on rank 0, and return its result on every rank; all raise its error."""
+    """Call `step` on rank 0, and return its result, or raise its error, on every rank."""
     rank, _ = rank_and_size()
     result = agree(lambda: step() if rank == 0 else None, group)
     return cast(T, _gather(result, group)[0])

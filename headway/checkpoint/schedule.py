@@ -1,4 +1,4 @@
-"""When `checkpoint(every=...)` saves."""
+"""The schedule of the saves by `checkpoint(every=...)`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _FAILURE_EVERY_S = 6 * 3600.0  # assumed before the first failure
 
 
 class TrainingRecord(NamedTuple):
-    """The failures of a training and the cost of its saves, for `every="auto"`.
+    """The failures of a training run and the cost of its saves, for `every="auto"`.
 
-    Each checkpoint contains it. A run that resumes from a checkpoint counts as a failure of the
-    run that saved it, unless a stop request caused the save.
+    Each checkpoint contains this record. When a run resumes from a checkpoint, the run that saved
+    the checkpoint is assumed to have failed, unless a stop request caused the save.
     """
 
     trained_s: float = 0.0  # duration of all runs until this checkpoint
     num_failures: int = 0
-    save_s: float = 0.0  # time that the last save paused the training
-    is_stop: bool = False  # saved by a stop request
+    save_s: float = 0.0  # how long the last save paused training
+    is_stop: bool = False  # whether a stop request caused the save
 
     @property
     def interval_s(self) -> float:
-        """Young's interval; 0 before the first save, whose cost is unknown.
+        """Young's interval; 0 before the first save, because the cost of a save is still unknown.
 
         Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
         """
@@ -37,15 +37,15 @@ class TrainingRecord(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Interval between checkpoints in optimizer steps or seconds; always due without either."""
+    """Interval between checkpoints, in optimizer steps or seconds; without either, always due."""
 
     steps: int | None = None
     seconds: int | None = None
-    is_auto: bool = False  # by the `TrainingRecord`
+    is_auto: bool = False  # computed from the `TrainingRecord`
 
 
 class Schedule:
-    """Schedule of periodic saves, independent of clock and ranks.
+    """Schedule of periodic saves; callers pass the time, and communicate with other ranks.
 
     Attributes:
         check_at: the step before which no save can be due.
@@ -66,7 +66,7 @@ class Schedule:
         return seconds is not None and now - self._saved_at >= seconds
 
     def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
-        """Set the next step at which a save may be due; the ranks agree at `agree_at`."""
+        """Set the next step at which a save may be due; the ranks next agree at step `agree_at`."""
         self.check_at = agree_at
         if every.steps is not None:
             self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
@@ -80,7 +80,7 @@ class Schedule:
         return self._record._replace(trained_s=self._record.trained_s + run_s)
 
     def resume(self, record: TrainingRecord) -> None:
-        """Continue the record of the run that saved it."""
+        """Continue the record of the run that saved the checkpoint."""
         failures = record.num_failures + (not record.is_stop)
         self._record = record._replace(num_failures=failures, is_stop=False)
         self._resumed_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Stop requests by signal or deadline, and agreement of all ranks on the step to stop at."""
+"""Stop requests by signal or deadline, and the agreement of all ranks on when to stop."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class StopRequest(IntEnum):
 class StopSignals:
     """Records stop requests: trapped signals, and a deadline in `time.monotonic()` seconds.
 
-    The script's previous handlers are called as well. Ignored signals stay ignored, and a second
-    Ctrl-C has its previous effect.
+    The script's own handlers are called as well. Signals that the script ignores remain ignored,
+    and a second Ctrl-C has the same effect as without this class.
     """
 
     def __init__(self, progress: Progress, deadline: float | None = None) -> None:
@@ -73,7 +73,7 @@ class StopSignals:
         self._progress.send(WillSave())
 
     def may_be_killed(self) -> bool:
-        """Return whether SIGTERM has no handler of the script, and no save is in progress."""
+        """Return whether the script does not handle SIGTERM and no save is in progress."""
         is_ours = signal.getsignal(signal.SIGTERM) == self._record
         is_alone = is_ours and signals.is_default_handler(self._before[signal.SIGTERM])
         return is_alone and not self._progress.is_saving
@@ -95,7 +95,7 @@ class StopSignals:
         atexit.register(self._ignore)  # the last registered handler is called first
 
     def _ignore(self) -> None:
-        """Ignore signals until exit, because Python runs no handlers during shutdown."""
+        """Ignore signals until this process exits: Python runs no handlers during shutdown."""
         for number in self._before:
             if signal.getsignal(number) == self._record:
                 signals.ignore(number)
@@ -125,7 +125,7 @@ class StopSignals:
 
 
 def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
-    """Log on rank 0 why the training stopped, and how to resume it."""
+    """Log on rank 0 why training stopped, and how to resume it."""
     if rank_and_size()[0] == 0:
         log(f"stopped by {request} after step {step}; saved {saved}; {hint}")
 
@@ -138,7 +138,7 @@ class Agreement:
         self._agreed_at: float | None = None
         # units of the previous (or the first) and the next agreement
         self._unit = self.next_at = 0
-        self._num_calls = 0  # calls of `ask`
+        self._num_calls = 0  # calls to `ask`
 
     def begin(self, unit: int) -> None:
         self._unit = unit
@@ -148,7 +148,7 @@ class Agreement:
         return self._num_calls >= self.next_at
 
     def ask(self, request: StopRequest) -> StopRequest:
-        """Return the request that all ranks agree on; NONE in calls without an agreement."""
+        """Return the request that all ranks agree on; NONE if no agreement is due in this call."""
         agreed = self.agree(self._num_calls, request)[0] if self.is_near else StopRequest.NONE
         self._num_calls += 1
         return agreed
@@ -156,7 +156,7 @@ class Agreement:
     def agree(
         self, unit: int, request: StopRequest, *, is_due: bool = False
     ) -> tuple[StopRequest, bool]:
-        """Return the agreed request, and whether a save is due; all ranks call this at `unit`.
+        """Return the agreed request and whether a save is due; all ranks must pass the same `unit`.
 
         `is_due` is used only on rank 0.
         """

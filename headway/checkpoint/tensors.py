@@ -1,7 +1,7 @@
 """The tensors of a checkpoint, saved by torch.distributed.checkpoint (DCP), for any world size.
 
-DCP's index, `.metadata`, is a pickle: it is written for DCP only, and never read here. The same
-index is also written as JSON.
+DCP's index, `.metadata`, is a pickle: Headway writes it for DCP only, and never reads it. Instead,
+it reads the same index from a JSON file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SMALL_BLOCK = 2**18  # bytes; checksumming fewer is faster than starting a thre
 
 
 class Part(NamedTuple):
-    offsets: tuple[int, ...]  # in the tensor, by dimension
+    offsets: tuple[int, ...]  # of this part in the tensor, by dimension
     sizes: tuple[int, ...]
     file: str  # in the same folder
     start: int  # first byte in the file
@@ -69,11 +69,11 @@ class Index(NamedTuple):
 def save_tensors(
     tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None
 ) -> dict[str, int]:
-    """Write tensors to a new folder; every rank calls this, with the same or different names.
+    """Write tensors to a new folder; a collective call. Names may differ between ranks.
 
-    A tensor on several ranks is written by the lowest of them; DTensors are written in parts.
-    Returns the CRC-32 of each file written by this rank, including the indexes on rank 0; the files
-    may not be flushed to disk yet.
+    The lowest rank that passes a tensor writes it; each rank writes its own part of a DTensor.
+    Returns the CRC-32 of each file that this rank has written, including the indexes on rank 0; the
+    files may not be flushed to disk yet.
     """
     writer = _Writer(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
@@ -131,7 +131,7 @@ class _ChecksummedFiles(FileSystem):
 
 
 class _Buffered(io.BufferedWriter):
-    """Combines writes of small tensors: torch.save flushes its file after each."""
+    """Combines writes of small tensors: torch.save flushes its file after each tensor."""
 
     def flush(self) -> None:
         pass
@@ -195,10 +195,10 @@ class SavedTensors:
         self._index, self.meta_tensors = _index_in(folder)
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Load tensors with the shape, dtype and placements of `wanted`; every rank calls this.
+        """Load tensors with the shape, dtype and placements of `wanted`; a collective call.
 
-        Plain tensors are loaded on the CPU. All ranks raise for a damaged folder; only this rank
-        raises for a tensor that does not match.
+        Plain tensors are loaded on the CPU. All ranks raise if the folder is damaged; only this
+        rank raises if a tensor does not match.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.meta_tensors.get(name), self._folder)
@@ -309,7 +309,7 @@ def _dtype(entry: TensorEntry) -> torch.dtype:
 
 
 def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
-    """Read the index of a folder; return it with the meta tensors."""
+    """Read the index of a folder; return the index, and a meta tensor for each entry."""
     path = folder / INDEX
     try:
         index = read(Index, json.loads(path.read_bytes()))

@@ -1,4 +1,4 @@
-"""Collect the state of a training for a checkpoint, and restore it, part by part.
+"""Collect the state of a training run for a checkpoint, and restore it, part by part.
 
 Each part has `state_dict()`, as in torch's Stateful, `check()`, which changes nothing, and
 `load_state_dict()`, which runs after the checks of all parts.
@@ -69,8 +69,8 @@ def state_of(
 ) -> Contents:
     """Return the contents of a checkpoint, without copying tensors.
 
-    `weights` are the state dicts of the models to save, and `own_buffers` the result of
-    `diverging_buffers` for them.
+    `weights` are the state dicts of the models to save, and `own_buffers` is the result of
+    `diverging_buffers` for these models.
     """
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
     shared |= {
@@ -83,7 +83,7 @@ def state_of(
 
 
 class SavedState:
-    """A verified checkpoint to restore into a training.
+    """A verified checkpoint, whose state can be restored.
 
     `strict`: the names of a model's weights must match the checkpoint.
     """
@@ -151,7 +151,7 @@ class SavedState:
                 self.require_equal(f"{name!r} of {model}", *facts)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
-        """Restore the state of the training, and the weights of these models.
+        """Restore the state of the training run, and the weights of these models.
 
         If a `load_state_dict` fails on any rank, all ranks raise UsageError.
         """
@@ -164,7 +164,7 @@ class SavedState:
         for rank, what in enumerate(gather_object([failed])):
             if what:
                 raise UsageError(
-                    f"load_state() failed with the training only partly restored: {what}",
+                    f"load_state() failed and left the training state only partly restored: {what}",
                     where=f"rank {rank}, {self.folder}",
                     fix="fix its load_state_dict() and restart the script, which would otherwise"
                     " train with a mixture of two states",
@@ -172,7 +172,7 @@ class SavedState:
                 ) from cause
 
     def _restore_parts(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
-        """Restore each part, after yielding its name."""
+        """Yield the name of each part, and then restore it."""
         pairs = zip(models, self.shared["models"], strict=True)
         for number, (model, weights) in enumerate(pairs):
             yield f"model {number}"
@@ -182,7 +182,7 @@ class SavedState:
 
 
 class _Part:
-    """A part of the state of a training; `name` is its key in shared state."""
+    """A part of the state of a training run; `name` is its key in the shared state."""
 
     name: ClassVar[str]
 
@@ -205,7 +205,7 @@ class _Objects(_Part):
     def pairs(self, checkpoint: SavedState) -> Iterator[tuple[str, Any, Any]]:
         """Yield each object's name, its saved state and the live object.
 
-        Raises CheckpointError unless this run has the same number and classes of objects.
+        Raises CheckpointError if the number of objects or their classes differ.
         """
         all_saved, all_live = checkpoint.shared[self.name], self.live()
         checkpoint.require_equal(f"number of {self.name}", len(all_saved), len(all_live))
@@ -361,7 +361,7 @@ class LossScale(_Part):
 
 
 class AccumulationState(_Part):
-    """Position within a gradient accumulation step."""
+    """Position within an optimizer step during gradient accumulation."""
 
     name = "accumulation"
 
@@ -369,7 +369,7 @@ class AccumulationState(_Part):
         return self._training.accumulation.state_dict()
 
     def check(self, checkpoint: SavedState) -> None:
-        """Raise CheckpointError if this run cannot resume within an accumulation step."""
+        """Raise CheckpointError if this run cannot resume within an optimizer step."""
         saved = checkpoint.shared[self.name]
         if saved["micro_batches"] or saved["num_backward"]:
             ranks = checkpoint.saved_by, rank_and_size()[1]
@@ -429,7 +429,7 @@ class LoaderPositions(_Part):
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
     def _positions(self, checkpoint: SavedState) -> list[dict[str, Any]]:
-        """Return the loaders' positions: this rank's own if each rank reads its own data."""
+        """Return the loaders' positions; if each rank reads its own data, this rank's positions."""
         shared = checkpoint.shared[self.name]["positions"]
         own = checkpoint.own["positions"] or [None] * len(shared)
         return [mine or theirs for mine, theirs in zip(own, shared, strict=True)]
@@ -468,7 +468,7 @@ _SHARED: tuple[type[_Part], ...] = (
 
 
 class RankState(_Part):
-    """State per rank: generators, tokens, buffers, and gradients of an open step."""
+    """State per rank: generators, tokens, buffers, and the gradients of an incomplete step."""
 
     def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.has_gradients
@@ -515,7 +515,7 @@ class RankState(_Part):
             training.strategy.set_broadcast_buffers(prepared, broadcasts_next)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
-        """Return each model's own buffers, and whether rank 0's are broadcast next."""
+        """Return each model's own buffers, and whether rank 0's buffers are broadcast next."""
         return checkpoint.own["buffers"] or [((), True)] * len(self._training.models)
 
 
@@ -532,7 +532,7 @@ def _require_shapes(
 
 
 def parts_of(training: Training) -> list[Any]:
-    """Return the parts of a training's state, except the model weights."""
+    """Return all parts of the state except the model weights."""
     kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, AccumulationState]
     kinds += [RankState, OtherLoaders, LoaderPositions]  # generators are restored last
     return [kind(training) for kind in kinds]
@@ -541,8 +541,8 @@ def parts_of(training: Training) -> list[Any]:
 def kind_of(obj: Any) -> str:
     """Return an object's class name, such as `SequentialLR(LinearLR, StepLR)`.
 
-    The module is not part of the name, because a class may move to another file, and the script's
-    own module may be `__main__` in one run but not in another.
+    The name does not include the module, because a class may move to another file, and the script
+    may be `__main__` in one run but not in another.
     """
     if isinstance(obj, PreparedOptimizer | PreparedScheduler):
         return kind_of(obj.optimizer if isinstance(obj, PreparedOptimizer) else obj.scheduler)
@@ -562,7 +562,7 @@ def _names_of_parameters(training: Training) -> dict[int, str]:
 
 
 def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[Any]:
-    """Return the name and the shape of each parameter by group."""
+    """Return the name and shape of each parameter, as one list per parameter group."""
     return [
         [[names.get(id(p)), [*p.shape]] for p in group["params"]]
         for group in optimizer.param_groups
@@ -570,12 +570,12 @@ def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> li
 
 
 def shard_like(training: Training) -> Like:
-    """Return the `like` of `load_checkpoint` that shards tensors as in this training.
+    """Return a function for `load_checkpoint` that shards tensors as in this run.
 
-    DTensor parameters, optimizer states of their shape, and DTensors of registered objects keep
+    DTensor parameters, optimizer states of the same shapes, and DTensors of registered objects keep
     their placements. Other tensors that were saved as DTensors are placed like the parameters.
     """
-    sharded: dict[str, DTensor] = {}  # by the names generated by `encode`
+    sharded: dict[str, DTensor] = {}  # by the names that `encode` generates
     for number, model in enumerate(training.inner_models):
         for name, value in model.state_dict().items():
             if isinstance(value, DTensor):
@@ -613,10 +613,10 @@ def _parameters(training: Training) -> list[torch.nn.Parameter]:
 
 
 def diverging_buffers(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
-    """Return each model's buffers that differ from rank 0's; every rank calls this.
+    """Return each model's buffers that differ from rank 0's; every rank must call this.
 
     DDP broadcasts rank 0's buffers before most forward passes, and each forward pass may change
-    them. Buffers equal to rank 0's are None; with a single rank the result is empty.
+    them. Buffers that equal rank 0's are None; with a single rank the result is empty.
     """
     if rank_and_size()[1] == 1:
         return []

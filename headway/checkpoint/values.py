@@ -31,8 +31,8 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
     """Return a value as JSON, and add its tensors and arrays to `tensors`.
 
-    Supported are None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists,
-    tuples, sets and dicts. A tensor's name is `name` followed by its path in the value.
+    Supports None, numbers, strings, bytes, tensors, and numpy arrays and numbers, in lists, tuples,
+    sets and dicts. A tensor's name is `name` followed by its path in the value.
 
     Raises:
         CheckpointError: the value contains other objects or cycles, or is nested too deeply.
@@ -64,7 +64,7 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
 
 
 def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return the tensor if it is dense, has data, and is not a subclass, else CheckpointError.
+    """Return a tensor that is dense, has data, and is not a subclass; else raise CheckpointError.
 
     torch can save other tensors, but loads them only with pickle.
     """
@@ -135,11 +135,11 @@ _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (
 
 
 def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
-    numpy = sys.modules.get("numpy")  # if not imported, `value` is not from numpy
+    numpy = sys.modules.get("numpy")  # if numpy is not imported, `value` is not a numpy object
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
         return encode(value.item(), name, tensors)
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # was 1-d if scalar
+        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # scalars stay 0-d
         return {"array": _add(torch.from_numpy(contiguous), name, tensors)}
     raise CheckpointError(
         f"{name} is {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",
@@ -151,7 +151,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
 
 
 def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Decode a result of `encode`; raises ValueError for anything else."""
+    """Decode a result of `encode`; raise ValueError for other values."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -184,7 +184,7 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
 
 
 def tensor_names(value: Json, tags: Collection[str] = ("tensor", "sharded", "array")) -> set[str]:
-    """Return the names of the tensors with these tags in an encoded value."""
+    """Return the names of the tensors that have one of these tags in an encoded value."""
     if isinstance(value, list):
         return set().union(*(tensor_names(part, tags) for part in value))
     if not isinstance(value, dict):
