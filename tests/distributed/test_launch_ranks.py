@@ -296,7 +296,7 @@ from headway.errors import UsageError
 if os.environ["RANK"] == "0":
     atexit.register(time.sleep, 60)
     atexit.register(lambda: open("leaving", "x").close())  # it has told of its failure by then
-    raise UsageError("not so", where="here", fix="otherwise")
+    raise UsageError("not so", where="here", fix="otherwise", code="HW501")
 while not os.path.exists("leaving"):
     time.sleep(0.01)
 sys.exit(7)
