@@ -117,7 +117,7 @@ def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> 
         ("from headway.settings.table import TABLE\nTABLE['device'].parse(None).x\n", True),
         ("from headway.errors import did_you_mean\ndid_you_mean('a', None)\n", True),
         (
-            "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n",
+            "from headway.errors import UsageError as E\nraise E('a', where='', fix='', code='')\n",
             False,
         ),
         ("from headway.machine.facts import is_on\nis_on({'A': 'maybe'}, 'A')\n", False),
