@@ -168,7 +168,7 @@ class Preemption:
         if path is not None:
             self._load(Path(path), project, allow_pickle)
         loader, step = training.loader, training.steps_done
-        self._schedule.saved(step, time.monotonic())
+        self._schedule.saved(step)
         self._by_steps.begin(step)
         run = ResumedRun(step=step, checkpoint=path)
         if path is not None and loader is not None:
@@ -239,7 +239,7 @@ class Preemption:
         if not (is_due or self._request is not StopRequest.NONE or due.action is not None):
             return None
         take = partial(self._save_and_stop, project, allow_pickle, wait)
-        self._schedule.saved(step, time.monotonic())
+        self._schedule.saved(step)
         if due.schedule(take):
             atexit.unregister(self._at_end)
             save_due_at_exit = WeakMethod(self._checkpoints.save_due_at_exit)
@@ -263,7 +263,7 @@ class Preemption:
         interval, schedule = self._interval, self._schedule
         is_due = schedule.is_due(interval, step)
         if self._request is StopRequest.NONE and (is_due or step >= self._by_steps.next_at):
-            is_late = schedule.is_late(interval, time.monotonic())
+            is_late = schedule.is_late(interval)
             asked = self._trap_signals().request
             request, is_late = self._by_steps.agree(step, asked, is_due=is_late)
             self._record_request(request)
@@ -298,7 +298,7 @@ class Preemption:
         if self._signals is None:
             if self._resumed_with is None:
                 self._require_resumed()
-                self._schedule.saved(0, time.monotonic())
+                self._schedule.saved(0)
             self._signals = StopSignals(self._training.progress, self._deadline)
             self._signals.trap()
             self._training.progress.may_be_killed = self._signals.may_be_killed

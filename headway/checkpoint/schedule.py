@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple
 
 from headway.errors import Code, UsageError
+from headway.ipc.run_contract import is_requeued, is_restart
 
 RECORD_FILE = "record.json"
 """File name of a `TrainingRecord` in a checkpoint."""
@@ -17,8 +18,8 @@ _FAILURE_EVERY_S = 6 * 3600.0  # assumed before the first failure
 class TrainingRecord(NamedTuple):
     """The failures of a training run and the cost of its saves, for `every="auto"`.
 
-    Each checkpoint contains this record. When a run resumes from a checkpoint, the run that saved
-    the checkpoint is assumed to have failed, unless a stop request caused the save.
+    Each checkpoint contains this record. Resuming from a checkpoint counts as a failure if the
+    ranks were restarted or the job was requeued, unless a stop request caused the save.
     """
 
     trained_s: float = 0.0  # duration of all runs until this checkpoint
@@ -45,7 +46,7 @@ class Interval(NamedTuple):
 
 
 class Schedule:
-    """Schedule of periodic saves; callers pass the time, and communicate with other ranks.
+    """Schedule of periodic saves on this rank; does not communicate with other ranks.
 
     Attributes:
         check_at: the step before which no save can be due.
@@ -61,9 +62,9 @@ class Schedule:
             return every.seconds is None and not every.is_auto
         return step // every.steps > self._saved_at_step // every.steps
 
-    def is_late(self, every: Interval, now: float) -> bool:
+    def is_late(self, every: Interval) -> bool:
         seconds = self.record().interval_s if every.is_auto else every.seconds
-        return seconds is not None and now - self._saved_at >= seconds
+        return seconds is not None and time.monotonic() - self._saved_at >= seconds
 
     def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
         """Set the next step at which a save may be due; the ranks next agree at step `agree_at`."""
@@ -71,9 +72,9 @@ class Schedule:
         if every.steps is not None:
             self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
 
-    def saved(self, step: int, now: float) -> None:
-        """Restart the interval at `step` and `now` (seconds)."""
-        self._saved_at_step, self._saved_at = step, now
+    def saved(self, step: int) -> None:
+        """Restart the interval at `step` and the current time."""
+        self._saved_at_step, self._saved_at = step, time.monotonic()
 
     def record(self) -> TrainingRecord:
         run_s = time.monotonic() - self._resumed_at
@@ -81,7 +82,8 @@ class Schedule:
 
     def resume(self, record: TrainingRecord) -> None:
         """Continue the record of the run that saved the checkpoint."""
-        failures = record.num_failures + (not record.is_stop)
+        has_failed = not record.is_stop and (is_restart() or is_requeued())
+        failures = record.num_failures + has_failed
         self._record = record._replace(num_failures=failures, is_stop=False)
         self._resumed_at = time.monotonic()
 
