@@ -53,7 +53,7 @@ class _Report(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway adopt`; return 1 if a script uses a name that is missing."""
+    """Run `headway adopt`; return 1 if a script uses a name that Headway lacks."""
     parser = Parser(
         "adopt",
         "List the names that scripts use from Hugging Face Accelerate, with all known differences "

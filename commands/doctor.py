@@ -31,7 +31,7 @@ from headway.settings.resolve import omp_threads, resolve
 
 
 class Severity(str, Enum):
-    """The status of a check; the values are part of `headway doctor --json`."""
+    """The status of a check; `headway doctor --json` prints the values."""
 
     OK = "ok"
     WARNING = "warning"
@@ -52,7 +52,7 @@ class Check(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The remedies as one string; empty without a problem."""
+        """The remedies as one string; empty if there is no problem."""
         return "; or ".join(self.remedies)
 
 
@@ -253,7 +253,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return the difference from torch's devices, and possible remedies; empty if there is none."""
+    """Return the difference from torch's devices, or an empty string, and possible remedies."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

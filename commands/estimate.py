@@ -148,7 +148,7 @@ def _time_limit(text: str | None) -> float:
 
 
 def _require_use_of_gpu(found: Sequence[RowEstimate], devices: Devices, program: Program) -> None:
-    """Raise if a script uses no GPU memory, instead of reporting that it fits."""
+    """Raise if a script uses no GPU memory, instead of reporting that the script fits."""
     if devices.kind != "cpu" and not any(item.result.peak_bytes for item in found):
         raise UsageError(
             f"{program.name} keeps its model on the CPU and uses no GPU memory",

@@ -73,7 +73,7 @@ _SAME_NAME = ("--log-dir", "--numa-binding", "--no-python", "--module")
 def other_tool_flag(name: str, value: str) -> tuple[str, str] | None:
     """Return a description of another tool's flag and the fix; None for an unknown flag.
 
-    `name` has dashes between its words; `value` is the word after it, or empty.
+    `name` has dashes between its words; `value` is the word after the flag, or empty.
     """
     if name in _NOT_NEEDED:
         return "has no equivalent here and is not needed", "remove it"

@@ -52,7 +52,7 @@ _SHARED: Mapping[str, Any] = {
 class Parser:
     """A parser without abbreviations, which raises ConfigError instead of exiting.
 
-    argparse is used only for --help: importing and filling it takes a tenth of a launch.
+    argparse is used only for --help: importing and filling it takes a tenth of the launch time.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Parser:
 
         `--help` lists flags by heading, flags without a heading first.
 
-        With a `default_value` the value is optional and must be passed with "=", so that the
+        With a `default_value`, the value is optional and must be passed with "=", so that the
         script is never mistaken for the value.
         """
         has_value = "metavar" in options

@@ -1,7 +1,7 @@
 """The agent of an ssh launch: it runs on each host and starts a launch there.
 
-It reads its orders from standard input, so that command lines contain no secrets. When the input
-ends, because the caller has exited, it stops the launch.
+The agent reads its orders from standard input, so that command lines contain no secrets. It stops
+the launch at the end of the input, which means that the caller has exited.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Lines:
         return line
 
     def select(self, watched: Sequence[int], until: float | None) -> Sequence[int]:
-        """Return the readable descriptors, none at `until`; send heartbeats while waiting."""
+        """Return the readable descriptors, or none at `until`; send heartbeats while waiting."""
         while True:
             left_s = float("inf") if until is None else max(0.0, until - time.monotonic())
             ready = select.select(watched, [], [], min(left_s, _BEAT_EVERY_S))[0]
@@ -114,7 +114,7 @@ def _answer(line: bytes) -> None:
 
 
 def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> LaunchEnd:
-    """Run the launch in a child process, forward the caller's signals, return the result."""
+    """Run the launch in a child process, forward the caller's signals, and return the result."""
     woken, _ = wake_on_child_exit()
     reading, writing = os.pipe()
     agent, child = os.getpid(), os.fork()
@@ -152,7 +152,7 @@ def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> Lau
 
 
 def _rest_of(reading: int, reports: list[bytes]) -> str:
-    """Return the child's report, including what has not been read yet."""
+    """Return the child's report, including the part that has not been read yet."""
     os.set_blocking(reading, False)
     with suppress(BlockingIOError):
         while data := os.read(reading, _CHUNK_BYTES):
@@ -161,7 +161,7 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
 
 
 def _kill_reason(status: int, *, is_ours: bool) -> str:
-    """Return a report if the launcher was killed by a signal; otherwise empty."""
+    """Return a report if a signal killed the launcher, or an empty string."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return ""
@@ -169,7 +169,7 @@ def _kill_reason(status: int, *, is_ours: bool) -> str:
     what = f"the launcher on {host} was killed by signal {-code} ({signal.strsignal(-code)})"
     fix = "find out what killed it: a user, or the kernel's OOM killer (see `dmesg`)"
     if is_ours:
-        what, fix = f"the launcher on {host} did not stop in time and was killed", "see its output"
+        what, fix = f"the launcher on {host} was killed at the deadline", "see its output"
     return described(LaunchError(what, where=f"host {host}", fix=fix, code=Code.SSH))
 
 

@@ -101,7 +101,7 @@ def _files(record: RunRecord, rank: int | None) -> Iterator[str]:
 
 
 def _follow(record: RunRecord, rank: int | None) -> int:
-    """Print the output of a run until it ends; return its exit code, 1 if that is unknown."""
+    """Print the output of a run until it ends; return its exit code, or 1 if it is unknown."""
     if record.start.job and rank is None:
         return follow_job(record.start.job)
     if "log_dir" not in record.start.origins:

@@ -90,7 +90,7 @@ class Relocated(NamedTuple):
 
 
 def relocate(program: Program, folder: str, root: str, tree: str) -> Relocated:
-    """Return the program in `tree`, a copy of `root`; its path is relative to `folder`.
+    """Return the program in `tree`, a copy of `root`; the program's path is relative to `folder`.
 
     Raises:
         MachineError: this Python would search the working directory for a module first.

@@ -90,7 +90,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
 
 
 def _text(text: object) -> str:
-    """Escape text of a record for HTML, with its control characters."""
+    """Escape text of a record for HTML, including control characters."""
     return escape("\n".join(map(shown, str(text).split("\n"))))
 
 
@@ -260,7 +260,7 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
 
 
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
-    """Return a bar per rank, divided by phase and scaled to the longest."""
+    """Return a bar per rank, divided by phase and scaled to the longest bar."""
     every = [row for rows in figures.values() for row in rows]
     phases = [phase for phase in _PHASES if any(getattr(row, phase[1]) for row in every)]
     totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}

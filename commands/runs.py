@@ -83,7 +83,7 @@ def as_json(record: RunRecord) -> dict[str, object]:
 def command_line(record: RunRecord) -> str:
     """Return the shell command that repeats the launch, with secrets masked.
 
-    Empty if it contains characters that are not printable.
+    The result is empty if the command contains unprintable characters.
     """
     start = record.start
     settings = {

@@ -80,7 +80,7 @@ def _only_run() -> ActiveRun:
 
 
 def _run_of(process: psutil.Process) -> ActiveRun:
-    """Return the launch of a process or its closest ancestor, or its only descendant launch."""
+    """Return the launch of a process or its closest ancestor, or else the only launch below it."""
     runs = {run.pid: run for run in list_runs()}
     for parent in (process, *process.parents()):
         if parent.pid in runs:

@@ -38,10 +38,10 @@ _MAX_BYTES = 50 * 2**20  # maximum size of a snapshot
 _FOLDER = "headway-jobs"  # for snapshots and logs, unless log_dir is set
 _SET_BY_SLURM = OF_MACHINES[1:]
 _SAVING_S = 90  # between the stop signal and the time limit, in addition to the grace period
-_EARLIER_S = 60  # SLURM may send a signal this much early
+_EARLIER_S = 60  # SLURM may send a signal this much earlier
 _START_S = 60  # for a job to start, before it has anything to save
 _HERE = {"--submit", "--dry-run", "--show-secrets", *OF_JOBS, "num_machines"}
-"""Flags and settings for this command, not passed to the launch in the job."""
+"""Flags and settings for this command, which are not passed to the launch in the job."""
 
 _ENV = TABLE["env"]
 _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
@@ -147,7 +147,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
         for name in sizes:
             target = os.path.join(code, name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with suppress(FileNotFoundError):  # it was removed meanwhile
+            with suppress(FileNotFoundError):  # it was removed in the meantime
                 shutil.copy2(os.path.join(root, name), target, follow_symlinks=False)
         with open(os.path.join(into, COPIED_FROM), "w", encoding="utf-8") as file:
             json.dump(plain(commit), file)

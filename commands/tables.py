@@ -22,8 +22,8 @@ def print_table(
 ) -> None:
     """Print a table to standard output; its cells may have several lines.
 
-    On a terminal, cells after the first are wrapped, and a status in the first column is coloured.
-    Otherwise, there are no colours, cells are neither wrapped nor cut, and the header is omitted
+    On a terminal, cells after the first are wrapped, and a status in the first column is colored.
+    Otherwise, there are no colors, cells are neither wrapped nor cut, and the header is omitted
     if the first column has no name.
 
     Args:

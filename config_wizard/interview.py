@@ -1,4 +1,4 @@
-"""Ask the questions in order. Pure except for the prompter: a terminal, a pipe or a test."""
+"""Asks the questions in order. Pure except for the prompter: a terminal, a pipe or a test."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ANSWERED = "fg:ansicyan"
 _POINTER = "❯"
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}  # paths stay copyable
-_ESCAPE_S = 0.05  # how long after Esc the other bytes of an arrow key may arrive
+_ESCAPE_S = 0.05  # time after Esc for the other bytes of an arrow key to arrive
 
 
 class PlainPrompter:

@@ -48,7 +48,7 @@ _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 
 
 _HELP = {
-    PLACE: "A project's headway.yaml is read in all folders below it, and overrides yours.",
+    PLACE: "A project's headway.yaml applies to all folders below it, and overrides your profile.",
     MORE: "Asks for GPUs, accumulation, threads, restarts, log files, variables, machines and "
     "sharding; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
@@ -324,9 +324,9 @@ def _best_processes(state: WizardState) -> tuple[str, str]:
 def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
     """Return the profile to write: the current profile, changed by the answers so far.
 
-    Values that contradict the answers are removed: GPUs and ranks chosen before, the address of
-    machine 0 for a single machine. A default is written only if the profile contains it, or a
-    weaker profile sets another value.
+    Values that contradict the answers are removed: GPUs and ranks chosen earlier, and the
+    address of machine 0 for a single machine. A default is written only if the profile
+    contains it, or a weaker profile sets another value.
     """
     state = WizardState(facts, answers)
     known = state.known

@@ -112,7 +112,7 @@ def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | No
     try:
         return closing(RunSocket(run))
     except OSError as error:
-        log(f"note: no socket for `headway top` and `headway stack`: {error.strerror}")
+        log(f"note: `headway top` and `headway stack` cannot reach this launch: {error.strerror}")
         return nullcontext()
 
 

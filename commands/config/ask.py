@@ -133,7 +133,7 @@ def _prompter() -> Prompter:
 
 
 def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
-    """Return the paths of the profiles that can be written, by place, the default first.
+    """Return the paths of the profiles that can be written, by place, with the default first.
 
     There is a single path if --profile sets it, or if no questions are asked.
     """
@@ -152,7 +152,7 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
 
 
 def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
-    """Return the facts that the questions depend on; raise existing errors before asking."""
+    """Return the facts that the questions depend on; raise errors before the first question."""
     machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
     if parsed.machine is None:
         parse_layers([environment_layer()])  # raises before any question is asked
@@ -210,7 +210,7 @@ def introduction(facts: WizardFacts) -> str:
 def summary(
     facts: WizardFacts, paths: Mapping[str, str], show_secrets: bool, answers: Answers
 ) -> str:
-    """Return a diff of the profile's file, and the plan of a launch with the profile."""
+    """Return a diff of the profile, and the plan of a launch with the new profile."""
     place, values = WizardState(facts, answers).place, profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)

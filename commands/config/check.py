@@ -90,7 +90,7 @@ def launch_problems(
 
 
 def with_idle_gpus(machine: Machine) -> Machine:
-    """Return the machine with all GPUs idle: only launches check their usage."""
+    """Return the machine with all GPUs idle, because only launches check GPU usage."""
     return machine._replace(
         gpus=tuple(gpu._replace(use=GpuUse(0, 0, ()), claimed_by="") for gpu in machine.gpus)
     )
@@ -122,7 +122,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the canonical values of `entries`; raise `problems` and those of the values."""
+    """Return the canonical values of `entries`; raise `problems` and the problems of the values."""
     try:
         parse_layers(layers_of(entries))
     except ConfigError as error:

@@ -105,7 +105,7 @@ def apply(
     """Change the profile at `path`, which may be missing, and print the differences.
 
     Values that this machine does not support are written, with a note: a profile may be for
-    another machine. Problems with changed values report `origin`, or their line in the profile.
+    another machine. Problems with changed values report `origin` or the line in the profile.
     """
     old = text_at(path)
     before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)

@@ -97,7 +97,7 @@ def path(argv: Sequence[str]) -> int:
 
 
 def list_profiles(argv: Sequence[str]) -> int:
-    """Print the profiles of this user and of the project; a star marks those in use."""
+    """Print the profiles of this user and of the project; a star marks profiles in use."""
     parser = Parser("config list", "List your profiles and the project's; * marks those in use.")
     parser.parse_flags(argv)
     chosen = choose_profile()
@@ -122,7 +122,7 @@ def list_profiles(argv: Sequence[str]) -> int:
 
 
 def _settings_in(path: str) -> str:
-    """Return the settings in the profile on one line, or why they cannot be read."""
+    """Return the settings in the profile on one line, or the reason they cannot be read."""
     if not exists(path):
         return "does not exist: run `headway config` to write it"
     try:

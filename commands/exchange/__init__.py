@@ -1,1 +1,1 @@
-"""`headway config import` and `export`: convert settings to and from other tools."""
+"""`headway config import` and `export`: convert settings to and from other tools' formats."""

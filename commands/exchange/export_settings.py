@@ -64,7 +64,7 @@ def export(argv: Sequence[str]) -> int:
 
 
 def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the manifest, and notes about settings that it omits and secrets that it requires."""
+    """Return the manifest, and notes about omitted settings and required secrets."""
     import yaml
 
     name = parsed.name or _NAME

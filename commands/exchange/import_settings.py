@@ -36,7 +36,7 @@ _OF_SEVERAL_MACHINES = {  # key: the equivalent setting
     "main_process_port": "main_port",
 }
 _RESET = (*("device", "devices", "num_processes", "mixed_precision"), *OF_MACHINES, *OF_STRATEGIES)
-"""Settings that are removed if the file does not set them: it implies Accelerate's defaults."""
+"""Settings that are removed if the file omits them, because it implies Accelerate's defaults."""
 
 _STRATEGIES = {
     **dict.fromkeys(("true", "full_shard", "1"), FSDP),
@@ -174,7 +174,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return the numbers of machines and of processes on each; Accelerate sets the total."""
+    """Return num_machines and num_processes, which Accelerate's file sets for all machines."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)

@@ -104,8 +104,8 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
         log_once(
-            f"note: nothing was passed to prepare(): all {ranks.world_size} ranks did the same"
-            " work, unless the script depends on the rank"
+            f"note: nothing was passed to prepare(): each of the {ranks.world_size} ranks did all"
+            " of the work, unless the script depends on the rank"
         )
 
 

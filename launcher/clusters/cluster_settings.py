@@ -19,7 +19,7 @@ PREFIXES = (
     *("PET_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "JSM_NAMESPACE_", "FLUX_", "SLURM_"),
     *("SKYPILOT_", "WORLD_", "RANK", "JOB_COMPLETION_", "AWS_BATCH_JOB_", "SM_", "PBS_", "LSB_"),
 )
-"""Prefixes of the variables in NUMBERINGS; `table.py` is imported only if one is set."""
+"""Prefixes of the variables in NUMBERINGS; `table.py` is imported only if one of them is set."""
 
 
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:

@@ -248,8 +248,8 @@ def run_step(step: Step) -> NoReturn:
             f"cannot run srun, which reaches the {step.num_machines} machines of this job: "
             f"{error.strerror}",
             where=f"{JOB_VARIABLE}={step.environment[JOB_VARIABLE]}",
-            fix="start it by srun outside the container, with --ntasks-per-node=1, or pass "
-            "--num-machines 1 for a run on this machine alone",
+            fix="start the launch with srun outside the container, with --ntasks-per-node=1, or "
+            "pass --num-machines 1 for a run on this machine alone",
             code=Code.SLURM_STEP,
         ) from None
 

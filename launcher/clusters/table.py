@@ -47,7 +47,7 @@ def _ranked(environ: Environ) -> Entries:
     )
     fix = (
         f"pass --num-machines {size} --machine-rank {rank} if they number machines; "
-        "--cluster none for a run on this machine alone"
+        "pass --cluster none for a run on this machine alone"
     )
     return invalid("RANK, WORLD_SIZE", what, fix)
 
@@ -174,7 +174,7 @@ def _unsupported(row: Numbering, count: int, environ: Environ) -> Entries:
     if not row.rank:
         hosts = ",".join(row.hostnames(environ))
         what = f"this {row.source} job has {count} machines, but this launch would use one of them"
-        return invalid(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
+        return invalid(row.size, what, f"pass --hosts {hosts}, or --num-machines 1 for this one")
     number = environ.get(row.rank)
     which = f"one of {count} {row.unit}s" if number is None else f"{row.unit} {number} of {count}"
     what = f"{row.source} started this launch as {which}, but Headway cannot join its run"
@@ -197,7 +197,7 @@ def _missing(name: str) -> Entry:
     problem = Problem(
         f"cluster is {name!r}, but none of its variables is set",
         "the environment of this process",
-        f"start it inside a job, or leave {TABLE['cluster'].flag} out",
+        f"start the launch inside a job, or omit {TABLE['cluster'].flag}",
         code=Code.NO_CLUSTER,
         names=("cluster",),
     )

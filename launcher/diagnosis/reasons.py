@@ -90,7 +90,7 @@ REASONS = (
         lambda seen: bool(seen.divergence),
         "{divergence}",
         "call the same collectives in the same order on all ranks; to exit a loop, call "
-        "accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
+        "accelerator.set_trigger() on one rank, `if accelerator.check_trigger(): break` on all",
     ),
     _for_crash(
         "device_out_of_memory",
@@ -160,8 +160,8 @@ REASONS = (
     _for_crash(
         "debugger_left",
         lambda crash: crash.kind == DEBUGGER_LEFT.text,
-        "pass --debug-rank RANK to attach the terminal to one rank; on the others breakpoint() and "
-        "pdb.set_trace() do nothing; exit the debugger with c, not with q",
+        "pass --debug-rank RANK to attach the terminal to one rank; on other ranks, breakpoint() "
+        "and pdb.set_trace() do nothing; exit the debugger with c, not with q",
         ": its debugger was quit, or has no terminal to read from",
     ),
     Reason(
@@ -207,8 +207,8 @@ REASONS = (
         "signal_passed_on",
         lambda seen: seen.is_forwarded,
         "{rank} was killed by {signal}",
-        "the launcher received {signal} and forwarded it to the ranks: handle it in the script by "
-        "accelerator.checkpoint() (SIGTERM, SIGUSR1) or a signal.signal handler",
+        "the launcher received {signal} and forwarded it to the ranks: handle it in the script "
+        "with accelerator.checkpoint() (SIGTERM, SIGUSR1) or a signal.signal handler",
     ),
     Reason(
         "signal",

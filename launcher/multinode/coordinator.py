@@ -163,7 +163,7 @@ class Coordinator:
 
     def _rejection(self, join: messages.Join) -> messages.Rejected | None:
         if self.is_ended or self._is_stopping:
-            again = "start it again on all machines"
+            again = "start the run again on all machines"
             return messages.Rejected("the run has ended", "machine 0", again)
         if (join.least, join.most) != (self._least, self._most):
             theirs, ours = Machines(join.most, join.least), Machines(self._most, self._least)
@@ -181,7 +181,7 @@ class Coordinator:
             what = f"machine_rank is {join.machine}, but the run has {self._most} machines"
         elif len(self.machines) == self._most:
             what = f"the run already has all of its {self._most} machines"
-            fix = "increase --num-machines on every machine, or omit this one"
+            fix = "increase --num-machines on every machine, or do not start this machine"
         return messages.Rejected(what, "the run at machine 0", fix) if what else None
 
     def handle(self, peer: int, message: messages.Message, now: float) -> None:

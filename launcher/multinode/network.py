@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHECK_EVERY_S = 0.1
-"""Polling interval of waits: a signal that arrives just before a wait does not interrupt it."""
+"""Polling interval of waits, which a signal that arrives just before them does not interrupt."""
 
 NOTICE_AFTER_S = 1.0
 """Seconds after which a wait is logged; most waits are shorter."""
@@ -101,7 +101,7 @@ _PORT_ERRORS = {
     ),
     errno.EMFILE: (
         "cannot open a socket: too many open files",
-        "raise the limit of open files: `ulimit -n 4096`",
+        "raise the limit on open files: `ulimit -n 4096`",
     ),
 }
 

@@ -188,7 +188,7 @@ def open_store(host: str) -> tuple[TCPStore, int]:
         raise LaunchError(
             f"torch's store on this machine does not answer: {host_port(address, port)}",
             where=_torch_error(error),
-            fix="check the loopback interface (`ip address show lo`) and the limit of open files "
+            fix="check the loopback interface (`ip address show lo`) and the limit on open files "
             "(`ulimit -n`)",
             code=Code.NO_CONNECTION,
         ) from None

@@ -31,10 +31,10 @@ _MAX_LINES = 200  # per rank in the run's record
 _MAX_LINE = 4096  # bytes of a stored line
 
 UNREAD_TIMEOUT_S = 1.0
-"""While a run is being stopped, output that is not read for this time is discarded."""
+"""While a run is being stopped, output that is not read for this long is discarded."""
 
 FAILURE_UNREAD_TIMEOUT_S = 5.0
-"""The same after a failure, once all ranks have exited."""
+"""The same limit after a failure, once all ranks have exited."""
 
 
 class Output:

@@ -180,8 +180,8 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
     is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
     if not (is_alone or readers or any(uses.group for uses in known)):
         parts.append(
-            f"no rank joined a process group: all {count} ranks did the same work, unless the "
-            "script reads RANK; see docs/guides/coming-from.md"
+            f"no rank joined a process group: each of the {count} ranks ran the whole script, "
+            "unless the script reads RANK; headway.Accelerator trains one model on all ranks"
         )
     return ["; ".join(parts)] if parts else []
 

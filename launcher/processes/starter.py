@@ -261,7 +261,7 @@ def require_folder() -> None:
 def cannot_start(error: OSError) -> LaunchError:
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
-        errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
+        errno.EMFILE: "raise the limit on open files: `ulimit -n 4096`",
         errno.ENFILE: "close other programs: the system-wide limit on open files is reached",
         errno.EAGAIN: MORE_PROCESSES,
         errno.ENOMEM: "start fewer ranks, or free some memory",

@@ -31,7 +31,7 @@ from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Blocked while a rank is started, so that none is lost or handled by the parent's handler."""
+"""Blocked while a rank is started, so that no signal is lost or handled by the parent's handler."""
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Forwarded to the ranks; a cluster may send them to all processes of a job at any time."""

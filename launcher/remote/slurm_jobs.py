@@ -114,7 +114,7 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
         raise LaunchError(
             f"SLURM refused the job: {_last_line(done.stderr)}",
             where="sbatch",
-            fix="correct the option in its message; `sinfo` lists the partitions",
+            fix="correct the option that the message names; `sinfo` lists the partitions",
             code=Code.JOB,
         )
     return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER

@@ -45,7 +45,7 @@ def test_ranks_without_a_group_are_named_in_the_same_note() -> None:
         [NOTHING, NOTHING],
     )
     assert "mixed_precision bf16 and gradient_accumulation_steps 4 were not used" in note
-    assert "all 2 ranks did the same work" in note
+    assert "each of the 2 ranks ran the whole script" in note
 
 
 @pytest.mark.parametrize(
