@@ -66,10 +66,7 @@ class Checkpointer:
         self._lock: ProjectLock | None = None  # of the project; rank 0 only
         self._began_at = began_at
         self.schedule = Schedule()
-        self._extra_files: dict[str, Callable[[], object]] = {
-            **(extra_files or {}),
-            RECORD_FILE: lambda: plain(self.schedule.record()),
-        }
+        self._extra_files = extra_files or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # created by the first save with wait=False
@@ -133,6 +130,7 @@ class Checkpointer:
         if self.training.world.is_main:
             for name, content in self._extra_files.items():
                 write_json(folder / name, content())
+            write_json(folder / RECORD_FILE, plain(self.schedule.record()))
             if self.training.is_in_evaluation:
                 log_once(
                     "note: saved in the middle of an evaluation; when resumed from here, the next"

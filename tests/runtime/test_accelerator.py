@@ -335,6 +335,11 @@ def test_copy_of_a_bf16_model_has_its_own_weights(duplicate: Any) -> None:
     assert twin(torch.ones(1, 4)).count_nonzero() > 0
 
 
+def test_an_accelerator_can_be_pickled() -> None:
+    accelerator = Accelerator(cpu=True, project_dir="runs")
+    assert pickle.loads(pickle.dumps(accelerator)).project_dir == "runs"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunContract("cuda", "no", 1, origins={})
