@@ -10,6 +10,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import Code, ConfigError, Problem
 from headway.migration.scripts import (
+    DIFFERS,
     MISSING,
     Finding,
     Script,
@@ -87,9 +88,15 @@ def main(argv: Sequence[str]) -> int:
             replace_script(report.path, report.after)
     incomplete = sum(not report.is_complete for report in reports)
     missing = f"names are missing in {incomplete} of {len(reports)} scripts"
-    counts = missing if incomplete else "nothing is missing"
+    counts = missing if incomplete else "no name is missing"
+    differ = sum(row.status == DIFFERS for report in reports for row in report.rows)
+    check = (
+        f"; check the {differ} rows marked `{DIFFERS}`, which may change results" if differ else ""
+    )
     done = "imports changed" if parsed.write else "pass --write to change the imports"
-    print(f"{counts}; {done}" if reports else "no script imports accelerate: nothing to change")
+    print(
+        f"{counts}{check}; {done}" if reports else "no script imports accelerate: nothing to change"
+    )
     if problems:
         raise ConfigError.of(problems)
     return int(incomplete > 0)

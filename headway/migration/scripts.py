@@ -32,6 +32,7 @@ T = TypeVar("T", bound=Hashable)
 Lines = list[int]
 
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
+_SCHEDULE = re.compile("LR$|[Ss]chedule")
 _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+import\b")
 
 
@@ -52,6 +53,7 @@ class Script:
         self.attributes: dict[str, Lines] = {}
         self.keywords: dict[str, Lines] = {}
         """Lines by keyword argument of `Accelerator(...)`, except arguments that are None."""
+        self.schedules: Lines = []  # of calls whose name suggests that they create an LR scheduler
         self._modules: dict[str, str] = {}  # Accelerate's modules by the script's names
         nodes = [*ast.walk(ast.parse(text))]
         for node in nodes:
@@ -65,6 +67,8 @@ class Script:
                 for keyword in node.keywords:
                     if keyword.arg is not None and ast.unparse(keyword.value) != "None":
                         _note(self.keywords, keyword.arg, node.lineno)
+            elif isinstance(node, ast.Call) and _SCHEDULE.search(_name_of(node.func)):
+                self.schedules.append(node.lineno)
 
     def _read_import(self, statement: ast.Import | ast.ImportFrom) -> None:
         if isinstance(statement, ast.Import):
@@ -268,13 +272,14 @@ _DISPATCHED = (
     "supports batches of any shape",
 )
 
+SCHEDULE_STEPS = ApiDifference(
+    "Accelerator.prepare",
+    "an LR scheduler steps once per optimizer step; in Accelerate once per rank",
+    "set its length in optimizer steps: len(loader) after prepare, without a factor"
+    " of num_processes; or adopt with --compat",
+)
 DIFFERENCES = (
-    ApiDifference(
-        "Accelerator.prepare",
-        "an LR scheduler steps once per optimizer step; in Accelerate once per rank",
-        "set its length in optimizer steps: len(loader) after prepare, without a factor"
-        " of num_processes; or adopt with --compat",
-    ),
+    SCHEDULE_STEPS,
     ApiDifference(
         "Accelerator.prepare",
         "the samples of an incomplete last round are distributed over the ranks; Accelerate pads"
@@ -296,7 +301,8 @@ DIFFERENCES = (
     ),
     ApiDifference(
         "Accelerator.prepare",
-        "each rank reads the whole stream and keeps its shard; in Accelerate only rank 0 reads it",
+        "each rank reads the whole IterableDataset and keeps its shard; in Accelerate only rank 0"
+        " reads it",
         "pass DataLoaderConfiguration(dispatch_batches=True) to read only on rank 0",
     ),
     ApiDifference(
@@ -322,15 +328,19 @@ DIFFERENCES = (
 def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
     """Return the names that a script uses, by status: missing, differs, same.
 
-    All differences of a name are listed, even if they do not affect the script. If `compat` is set
-    or all names come from `headway.compat`, there are no differences.
+    All differences of a name are listed, even if they do not affect the script; that of schedules
+    has the lines that may create one. If `compat` is set or all names come from `headway.compat`,
+    there are no differences.
     """
     only_compat = compat or all(map(_imports_compat, script.imports))
     rows = []
     for row in (*_names(script), *_members(script)):
         known = () if only_compat or row.status == MISSING else DIFFERENCES
         found = [difference for difference in known if difference.name == row.name]
-        rows += [Finding(row.name, row.lines, DIFFERS, d.how, d.why) for d in found] or [row]
+        for d in found:
+            lines = {*row.lines, *(script.schedules if d is SCHEDULE_STEPS else ())}
+            rows.append(Finding(row.name, sorted(lines), DIFFERS, d.how, d.why))
+        rows += [] if found else [row]
     order = [MISSING, DIFFERS, SAME]
     return sorted(rows, key=lambda row: (order.index(row.status), row.lines))
 
