@@ -1,4 +1,4 @@
-"""Asks the questions in order. Pure except for the prompter: a terminal, a pipe or a test."""
+"""Asks the questions in order. Only the prompter has side effects: a terminal, a pipe or a test."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def interview(
 ) -> dict[str, str]:
     """Ask all questions and return the answers; FINISH comes last and shows the summary.
 
-    Raises ConfigError if a given answer is invalid, or the input ends before the last question.
+    Raises ConfigError if a given answer is invalid, or if the input ends before the last question.
     """
     answers: dict[str, str] = {}
     problems = problems_so_far(facts, answers)

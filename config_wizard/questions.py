@@ -1,7 +1,7 @@
 """The questions as data: their order, the possible answers, and the resulting profile.
 
-Types, choices and help come from the settings table; whether this machine supports a value is
-checked as in a launch. Pure.
+Types, choices and help come from the settings table. Values are checked against this machine as in
+a launch. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WizardState(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The answered or given device, otherwise the best usable device."""
+        """The device that was answered or given; otherwise the best usable device."""
         device = self.resolved({"device": self.known.get("device", AUTO)}).device
         is_usable = "device" in self.known or not self.facts.problems({"device": device})
         return device if is_usable else CPU.name
@@ -156,7 +156,7 @@ class Ask(NamedTuple):
 
 
 def next_question(facts: WizardFacts, answers: Answers) -> Question:
-    """Return the first unanswered question, FINISH last; skip questions with a single choice."""
+    """Return the first unanswered question, with FINISH last; skip questions with one choice."""
     state = WizardState(facts, answers)
     for ask in QUESTIONS:
         name = ask.name
@@ -366,7 +366,7 @@ def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
 
 
 def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
-    """Remove variables that the weaker profile sets to the same value: they may be secrets."""
+    """Remove variables that the weaker profile sets to the same value, as they may be secrets."""
     theirs = Settings.env.parser(weaker.get("env", {}))
     if "env" in values and theirs:
         ours = Settings.env.parser(values["env"])

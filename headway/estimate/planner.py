@@ -114,8 +114,8 @@ def _host_bytes(machine: Machine) -> int:
 
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
-"""Categories of memory. Activations are created in forward and backward passes; other tensors, such
-as batches, outside them."""
+"""Categories of memory. Activations are created during forward and backward passes; the category
+"other" is for tensors that are created outside them, such as batches."""
 
 
 class Trial(NamedTuple):
@@ -192,7 +192,7 @@ sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
 from headway.estimate.child.trials import main
 main()
 """
-"""Runs the server without the working folder in sys.path: its imports precede the confinement."""
+"""Runs the server without the working folder in sys.path, because imports precede confinement."""
 
 
 class Planner:

@@ -1,4 +1,4 @@
 """Records of runs, read by `headway runs`, `why` and `logs`.
 
-Independent of plans and rank processes.
+The package is independent of plans and rank processes.
 """

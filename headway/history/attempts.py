@@ -1,7 +1,7 @@
 """Breakdown of a run's wall time over its attempts.
 
 Times are measured on rank 0. Steps that an earlier attempt had already completed are reported as
-repeated, including the time for saves and for waiting for data.
+repeated; their time includes saves and waiting for data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Attempts:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
     def note(self, rank: int, figures: Figures, now: float) -> str:
-        """Add a rank's figures; return the cost of a restart after its first new step, or ""."""
+        """Add a rank's figures; return a restart's cost at its first new step, otherwise ""."""
         if rank != 0:
             return ""
         row, count = self.rows[-1], figures.num_steps
@@ -78,9 +78,9 @@ class Attempts:
 
 
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
-    """Return the breakdown of a run's wall time in fractions of 1; None if no step is known.
+    """Return the breakdown of a run's wall time in fractions of 1; None if no step was reported.
 
-    If an attempt was killed, the time after its last report counts as training.
+    Between an attempt's last report and its failure, at most a step or a second counts as training.
     """
     if not any(attempt.first for attempt in attempts):
         return None

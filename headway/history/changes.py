@@ -46,7 +46,7 @@ def _settings(start: Launch) -> dict[str, str]:
 
 
 def _variables(start: Launch) -> dict[str, str]:
-    """Return the variables except Headway's, which are compared as settings."""
+    """Return all variables except Headway's, which are compared as settings."""
     both = {**start.variables, **start.environment}
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
@@ -67,7 +67,7 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Itera
 
 
 def _by_flag(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of each flag, and the words before the first flag by position."""
+    """Return the values of each flag, and each word before the first flag with its position."""
     found: dict[str, list[str]] = {}
     flag = ""
     for number, word in enumerate(words, 1):

@@ -1,7 +1,7 @@
 """Recording of the figures and the exit of a single process that has replaced its launcher.
 
 If the launcher's code runs the script, that code records the exit. Otherwise, the Accelerator does
-so at interpreter exit; it knows the exit code if the script raised or called `end_training()`.
+so at interpreter exit. It knows the exit code only if the script raised or called `end_training()`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def record_folder() -> str:
 
 
 def start(progress: Progress) -> None:
-    """Record the step figures and the exit of this process, unless a launcher does."""
+    """Record the step figures and the exit of this process, unless a launcher records them."""
     if _process.has_started or not record_folder():
         return
     _process.has_started = True
@@ -78,7 +78,7 @@ def _record_python_exit(progress: Progress) -> None:
 
 
 def record_exit(code: int | None, report: str, progress: Progress) -> None:
-    """Record the exit of this process once; `code` is negative for a signal, None if unknown."""
+    """Record this process's exit once; `code` is negative for a signal, and None if unknown."""
     folder = record_folder()
     if not folder or _process.has_ended:
         return

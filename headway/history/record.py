@@ -214,7 +214,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
 
 
 def decode(text: bytes) -> RunRecord:
-    """Parse a record; the message of a ValueError continues "the record", as in "is not JSON"."""
+    """Parse a record; a ValueError's message completes "the record ...", such as "is damaged"."""
     found = None
     try:
         fields = json.loads(text)
@@ -242,7 +242,7 @@ def is_running(record: RunRecord) -> bool:
 
 
 def read_record(path: str) -> RunRecord:
-    """Return the record in a run's folder; ConfigError if it cannot be read."""
+    """Return the record in a run's folder; raise ConfigError if it cannot be read."""
     try:
         return decode(read_plain(os.path.join(path, FILE), _MAX_BYTES))._replace(path=path)
     except (OSError, ValueError) as error:
@@ -277,9 +277,9 @@ def _names_in(folder: str) -> list[str]:
 
 
 def find(word: str | None) -> RunRecord:
-    """Return the run whose name equals, starts with or ends with `word`; None: the newest run.
+    """Return the run whose name starts or ends with `word`; the newest run if `word` is None.
 
-    Raises ConfigError if no run or several runs match, or the record cannot be read.
+    Raises ConfigError if no run or several runs match, or if the record cannot be read.
     """
     folder = runs_folder()
     names = _names_in(folder)
@@ -294,7 +294,7 @@ def find(word: str | None) -> RunRecord:
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
     if len(meant) == 1:
         return read_record(os.path.join(folder, meant[0]))
-    what = f"{word!r} is ambiguous, {len(meant)} runs match: {', '.join(meant[-5:])}"
+    what = f"{word!r} matches {len(meant)} runs; the newest are {', '.join(meant[-5:])}"
     if not meant:
         close = did_you_mean(word, names)
         what = f"unknown run {word!r}" + (f"; did you mean {close!r}?" if close else "")

@@ -1,6 +1,7 @@
 """The folder of records, and a record's initial contents: launch, code, package versions.
 
-Each run has a folder, accessible only to its user. A launch of a single process waits for `begin`.
+Each run has a folder that only its user can access. A launch of a single process waits until
+`begin` returns.
 """
 
 import json
@@ -26,7 +27,7 @@ FILE = "run.json"
 _OF_THE_JOB = ("SLURM", "PMI", "OMPI_")
 _VALUE = 400  # maximum length of a variable's value
 COPIED_FROM = "commit.json"
-"""File with the commit, next to the folder of a job's copy of the code."""
+"""The file with the commit of a job's copy of the code, next to the folder of the copy."""
 _CHUNK = 2**16
 _WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
@@ -61,7 +62,7 @@ class Launch(NamedTuple):
 
 
 def begin(path: str, start: Launch, diff_within_s: float = 20.0) -> dict[str, Any]:
-    """Write a run's initial record and return its fields; raises OSError."""
+    """Write a run's initial record and return its fields; raise OSError if this fails."""
     folder = os.path.dirname(start.script) or start.folder
     copied = copied_commit(start.snapshot) if start.snapshot else None
     commit = copied or read_commit(folder, diff_within_s)
@@ -119,7 +120,7 @@ def new_path(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def write(path: str, record: Mapping[str, Any]) -> None:
-    """Write the fields of a record, replacing an existing file; raises OSError."""
+    """Write the fields of a record, replacing an existing file; raise OSError if this fails."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -133,7 +134,7 @@ def failure_message(error: OSError) -> str:
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names of the runs in a folder, newest last; OSError if it cannot be read."""
+    """Return the names of the runs in a folder, newest last; raise OSError if it is unreadable."""
     if is_absent(folder):
         return []
     with os.scandir(folder) as entries:
@@ -141,7 +142,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def prune(folder: str) -> None:
-    """Remove the oldest runs above the limit; an active run rewrites its record."""
+    """Remove the oldest runs beyond the limit; a run that is still active recreates its record."""
     for name in names_in(folder)[:-MAX_RUNS]:
         import shutil
 
@@ -158,7 +159,7 @@ class Commit(NamedTuple):
 
 
 def copied_commit(code: str) -> Commit | None:
-    """Return the commit of a copy of the code; None if it is not a copy."""
+    """Return the commit that the code was copied from; None if the code is not a copy."""
     about = os.path.join(os.path.dirname(code), COPIED_FROM)
     with suppress(OSError, ValueError), open(about, "rb") as file:
         return read(Commit, json.loads(file.read()))
@@ -166,9 +167,10 @@ def copied_commit(code: str) -> Commit | None:
 
 
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
-    """Return the commit of the repository that contains a folder; None if there is none.
+    """Return the commit of the repository that contains a folder; None without a repository.
 
-    Secrets in the diff are masked; a long diff is truncated. Git may run for `within_s` seconds.
+    Secrets in the diff are masked; a long diff is truncated. Each git command may run for
+    `within_s` seconds.
     """
     here = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(here, ".git")):
@@ -202,7 +204,7 @@ def _head(root: str) -> str:
 def git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:
     """Return git's output in a folder; None if it fails or takes too long.
 
-    Avoids subprocess, whose import takes longer than git.
+    Does not use subprocess, because importing it takes longer than running git.
     """
     import select
 

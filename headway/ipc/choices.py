@@ -38,7 +38,7 @@ def other_precisions(unsupported: Sequence[str]) -> list[str]:
 DDP, FSDP, HSDP = "ddp", "fsdp", "hsdp"
 SHARDED = (FSDP, HSDP)
 STRATEGIES = (DDP, FSDP, HSDP)
-AUTO = "auto"  # means ddp as `strategy`, and the repeated blocks as `wrap`
+AUTO = "auto"  # as `strategy` it means ddp; as `wrap`, the repeated blocks
 
 SHARDING_SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload")
 """Settings that select and configure the strategy."""

@@ -1,4 +1,4 @@
-"""Forking helpers: wake up when a child exits, and kill children when their parent dies."""
+"""Helpers for forking: wake up when a child exits, and kill children when their parent dies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _is_registered = False
 def quiesce_before_fork() -> None:
     """Delay every fork in this process until its non-Python threads are idle.
 
-    Before Python 3.10.15 and 3.11.10, a child such as a DataLoader worker hangs forever if it is
-    forked while another thread enters Python, as gloo's threads do to free a tensor after a
-    collective. On Linux only; a fork waits at most 50 ms for busy threads.
+    In Python versions before 3.10.15 and 3.11.10, a child such as a DataLoader worker hangs forever
+    if it is forked while another thread enters Python, as gloo's threads do to free a tensor after
+    a collective. A fork waits at most 50 ms for busy threads. Outside Linux, this has no effect.
     Source: https://github.com/python/cpython/issues/112275
     """
     global _is_registered
@@ -57,7 +57,7 @@ def _any_running(threads: set[str]) -> bool:
 
 
 def init_child(parent: int, streams: Sequence[int]) -> None:
-    """Start a new session in a forked child, which is killed when its parent dies.
+    """Start a new session in a forked child, and kill the child when its parent dies.
 
     `streams` become stdin, stdout and stderr.
     """
@@ -73,22 +73,22 @@ def init_child(parent: int, streams: Sequence[int]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies; exit if the parent is already dead.
 
-    A fork clears the setting, so each child must call this function; an exec keeps it. It has no
-    effect outside Linux. Source: prctl(2), PR_SET_PDEATHSIG.
+    A fork clears this setting, so each child must call the function; an exec keeps the setting.
+    Outside Linux, the function has no effect. Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)
 
 
 def resume_on_parent_exit() -> None:
-    """Ask the kernel to resume this process, if suspended, when its parent dies."""
+    """Ask the kernel to resume this process, if it is suspended, when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> bool:
     """Become the parent of orphaned descendants; return whether the system supports it.
 
-    Linux only. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    Only Linux supports it. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -115,7 +115,7 @@ def wake_on_child_exit() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield (pid, wait status) of each exited child; raise ChildProcessError without children."""
+    """Yield (pid, wait status) for each exited child; raise ChildProcessError if there is none."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -142,7 +142,7 @@ def set_title(title: str) -> None:
 
 
 class ProcessHandle:
-    """Handle to a process that is not a child: a pidfd, or its pid and start time."""
+    """A handle to a process that is not a child: a pidfd, or the process's pid and start time."""
 
     def __init__(self, pid: int) -> None:
         self._fd: int | None = None
@@ -156,7 +156,7 @@ class ProcessHandle:
                 self.process = psutil.Process(pid)
 
     def send(self, number: int) -> None:
-        """Send a signal; no effect if the process has exited."""
+        """Send a signal, unless the process has exited."""
         fd, process = self._fd, self.process  # another thread may close the handle
         if fd is not None:
             with suppress(ProcessLookupError):

@@ -30,13 +30,13 @@ def is_numbered_step(environ: Environ) -> bool:
 def is_task(environ: Environ) -> bool:
     """Return whether srun started this process as a task of a step.
 
-    Return False in a step with a pseudo-terminal, because its task is an interactive shell.
+    Return False in a step with a pseudo-terminal, because the step's task is an interactive shell.
     """
     return is_numbered_step(environ) and _TERMINAL not in environ
 
 
 def _read_hosts(path: str) -> str:
-    """Return the text of a scheduler's host file; empty if the file does not exist."""
+    """Return the text of a scheduler's host file, or an empty string if there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -64,7 +64,7 @@ class Numbering(NamedTuple):
     hosts: Callable[[str], str] | None = None  # returns host names from the value of `size`
 
     def count(self, environ: Environ) -> int:
-        """Return the number of processes or machines: UNKNOWN if invalid, 0 if unset.
+        """Return the number of processes or machines; UNKNOWN if it is invalid, 0 if it is unset.
 
         Raises OSError if the host file cannot be read.
         """
@@ -73,7 +73,7 @@ class Numbering(NamedTuple):
         return self.read(environ[self.size]) if self.hosts is None else len(self.hostnames(environ))
 
     def hostnames(self, environ: Environ) -> list[str]:
-        """Return the distinct host names; empty if only the number of hosts is set."""
+        """Return the distinct host names, or an empty list if only their number is set."""
         return list(dict.fromkeys(self.hosts(environ[self.size]).split())) if self.hosts else []
 
 
@@ -110,17 +110,20 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "sagemaker": Numbering(
         *("SageMaker", "SM_HOSTS", "SM_CURRENT_HOST", MACHINE),
         is_supported=False,
-        read=lambda text: text.count(",") + 1,  # a JSON list of names
+        read=lambda text: text.count(",") + 1,  # `text` is a JSON list of names
     ),
     "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, hosts=_read_hosts),
     "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_read_hosts),
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
 }
-"""The first row with several processes or machines applies. Supported rows are cluster kinds."""
+"""The first row that counts several processes or machines applies."""
 
 
 def unknown_launcher(environ: Environ = os.environ) -> Numbering | None:
-    """Return the launcher that started this process as one of several without RANK, or None."""
+    """Return the launcher that started this process among several without setting RANK.
+
+    Return None if there is no such launcher.
+    """
     if RUN_VARIABLE in environ or environ.get(ALONE_VARIABLE, "").strip().lower() == ALONE:
         return None
     started = [row for row in NUMBERINGS.values() if row.rank]

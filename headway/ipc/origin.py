@@ -27,7 +27,7 @@ class Layer(IntEnum):
 
 
 class Origin(NamedTuple):
-    """The origin of a value. Use `str` for messages only and the fields for decisions."""
+    """The origin of a value. Use its `str` only in messages; base decisions on the fields."""
 
     layer: Layer
     file: str = ""  # with ~ for the home folder
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
 
     @property
     def is_user_set(self) -> bool:
-        """Whether the user set the value; otherwise it is a default, detected or the cluster's."""
+        """Whether the user set the value; if not, it is a default, detected or from the cluster."""
         return self.layer > Layer.CLUSTER
 
     @property

@@ -42,7 +42,7 @@ def home() -> str:
 
 
 def is_absent(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` does not exist, not even as a broken link.
+    """Return whether nothing exists at `path`, not even a broken link.
 
     On errors other than ENOENT and ENOTDIR, return False, because the path may exist; reading it
     then raises the error.
@@ -71,7 +71,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[int]:
 
 
 def write_atomic(path: str, text: str) -> None:
-    """Write a file atomically: an OSError leaves an existing file unchanged and no partial file."""
+    """Write a file atomically; an OSError leaves an existing file unchanged and no partial file."""
     partial = f"{path}-{os.getpid()}"
     try:
         with open(partial, "w") as file:

@@ -24,7 +24,7 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
     """Use a separate key prefix in the launcher's store for each default group after the first.
 
     torch names every default group `default_pg/0`, and the store outlives the groups: a rank that
-    creates the second group early would read a peer's address in the first group, and fail to
+    creates the second group early would read a peer's address from the first group and fail to
     connect. Only groups with a store from torch's rendezvous (`init_method`) are counted.
 
     Raises UsageError if the script changed MASTER_PORT from `port`, the port of the store.
@@ -75,7 +75,7 @@ def _claim_rank(rank: int, store: Any) -> None:
     if owner != own and has_exited(owner) is False:
         raise UsageError(
             f"rank {rank} is process {owner.rpartition(':')[2]}, but process {os.getpid()} has the"
-            " same RANK; a process started by a rank inherits it",
+            " same RANK; a process that a rank starts inherits RANK",
             where=f"environment RANK={rank}",
             fix="start that process without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
             code=Code.RANK_VARIABLES,

@@ -47,7 +47,7 @@ class Channel:
     def is_open(self) -> bool:
         """Whether records can be sent.
 
-        It is False if the script closed the descriptor, even if another file now has its number.
+        They cannot if the script closed the descriptor, even if another file now has its number.
         """
         return os.getpid() == self._pid and identity(self.fd) == self._identity
 
@@ -158,7 +158,7 @@ class Progress:
             self._beat()
 
     def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
-        """Register `call` for the end of the first step after `call_at`, as long as `owner` exists.
+        """Register `call` to run after the first step that ends after `call_at`, if `owner` exists.
 
         `call` returns the next value for `call_at`.
         """
@@ -227,7 +227,7 @@ class Progress:
             self._saved = (0, 0.0)
 
     def _report_figures(self) -> None:
-        """Report the figures since the last report, or send a heartbeat if there are none yet.
+        """Report the figures since the last report, or send a heartbeat if there are no figures.
 
         Figures replace heartbeats, so at most one record is sent per second.
         """
@@ -256,7 +256,7 @@ _progress = Progress()
 def process_progress() -> Progress:
     """Return the progress of this process.
 
-    The rank connects it to the launcher before the script starts. Torch hooks, library callbacks
-    and functions without an Accelerator use it.
+    The rank connects it to the launcher before the script starts. It is used by torch hooks,
+    library callbacks and functions without an Accelerator.
     """
     return _progress

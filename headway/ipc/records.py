@@ -1,7 +1,7 @@
 """The records that a rank sends to its launcher through the status channel, one JSON line each.
 
-They are NamedTuples because ranks import this module before the user's script, and `dataclasses`
-imports `inspect`.
+They are NamedTuples because ranks import this module before the user's script, and importing
+`dataclasses` would also import `inspect`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from headway.ipc.stderr import shown
 from headway.ipc.typed import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75
-"""A rank's exit code after it saved and stopped on request: not a failure; the job can be rerun."""
+"""A rank's exit code after it saved and stopped on request. The job can be rerun."""
 
 REPEATED = 76
-"""A launcher's exit code if the run failed in the same way again; rerunning it does not help."""
+"""A launcher's exit code if the run failed in the same way again; another run would not help."""
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
 """Accelerator methods that wait for all ranks; each is shown as a phase while it runs."""
@@ -55,12 +55,12 @@ class Group(NamedTuple):
 
     @property
     def last_entered(self) -> int:
-        """Number of the last collective that the rank entered; 0 for none."""
+        """Number of the last collective that the rank entered; 0 if there is none."""
         return max((call.number for call in self.collectives), default=0)
 
     @property
     def first_pending(self) -> int | None:
-        """Number of the first incomplete collective, or None."""
+        """Number of the first incomplete collective; None if all are complete."""
         return min((call.number for call in self.collectives if not call.is_done), default=None)
 
     def collective(self, number: int) -> Collective | None:
@@ -144,7 +144,7 @@ class StatusReply(NamedTuple):
 
 
 class CrashSite(NamedTuple):
-    """Identifies a crash, to detect that it repeats."""
+    """Identifies a crash, so that a repetition can be detected."""
 
     kind: str  # the exception's class
     message: str  # digest; the text may contain secrets
@@ -183,7 +183,7 @@ class FeatureUse(NamedTuple):
 
 
 class ScriptEnd(NamedTuple):
-    """A rank's program has finished; not sent if it calls os._exit."""
+    """A rank's program has finished. This is not sent if the program calls os._exit."""
 
     time: float  # seconds since the epoch
     code: int  # the exit code that follows

@@ -1,7 +1,7 @@
 """The run contract: the settings that the launcher passes to a rank.
 
 The contract is a JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...
-If the variable is not set, Accelerate's variables are read. `records` go in the other direction.
+If HEADWAY_RUN is not set, Accelerate's variables are read. Ranks send `records` back.
 """
 
 import json
@@ -29,7 +29,7 @@ VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """Values of `resume` for the newest checkpoint: required, or optional."""
 DEVICES = (*sorted((*KINDS, "gpu")),)
-"""Values of `device`, in addition to auto and kinds of other packages; gpu: this machine's kind."""
+"""Values of `device`, besides auto and other packages' kinds; gpu means this machine's kind."""
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # for get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
@@ -54,7 +54,7 @@ WORLD_OF_ONE = {
     "ROLE_NAME": "headway",
     "TORCHELASTIC_RUN_ID": "none",  # as torchrun does
 }
-"""The variables of a single rank, without address and agent store."""
+"""The variables of a single rank, without those of the address and the agent store."""
 
 
 class RunContract(NamedTuple):
@@ -117,9 +117,9 @@ def decode(text: str) -> RunContract:
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
-    """Return the contract from Headway's or Accelerate's launcher, if any.
+    """Return the contract from Headway's or Accelerate's launcher; None without a launcher.
 
-    Headway's launcher also sets Accelerate's variables, to the same values; these are not read.
+    Headway's launcher also sets Accelerate's variables to the same values, but they are not read.
     Raises LaunchError for an invalid `HEADWAY_RUN` and UsageError for an unsupported value of an
     Accelerate variable.
     """

@@ -12,13 +12,13 @@ MASK = "***"
 _MIN_LENGTH = 8  # shorter values are not masked in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
-"""Words of a name that mark a secret: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
+"""Words that mark a name as secret, such as API_KEY or DB_PASS, but not KEYBOARD or MONKEY."""
 
 _SUFFIXES = (
     *("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase"),
     *("credential", "credentials", "apikey", "privatekey", "accesskey"),
 )
-"""Endings of a word that mark a secret: HFTOKEN, PGPASSWORD, but not TOKENIZERS_PARALLELISM."""
+"""Endings of a word that mark a name as secret: HFTOKEN, but not TOKENIZERS_PARALLELISM."""
 
 _NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
 
@@ -56,7 +56,7 @@ def masked_map(variables: Mapping[str, str]) -> dict[str, str]:
 def masked_pairs(words: Iterable[str]) -> list[str]:
     """Return NAME=VALUE words with secrets masked.
 
-    A word without a name may continue the previous value, and is masked if that value is.
+    A word without a name may continue the previous value, and is masked if that value is masked.
     """
     masked_words: list[str] = []
     name = ""
@@ -71,7 +71,7 @@ def masked_pairs(words: Iterable[str]) -> list[str]:
 
 
 def masked_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with secret values masked, also in --env=A_KEY=1."""
+    """Return the words of a command with secret values masked, even in words like --env=A_KEY=1."""
     masked_words: list[str] = []
     flag = ""  # the flag whose value may be the next word
     for word in words:

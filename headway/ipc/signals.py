@@ -1,6 +1,6 @@
 """Set, ignore, restore and reset signal handlers.
 
-As with `signal.signal`, only the main thread of the main interpreter can set them.
+As with `signal.signal`, only the main thread of the main interpreter can set handlers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from headway.ipc.stderr import log, log_in_handler
 
 Handler = Any
-"""A function of signal number and frame, or signal.SIG_DFL or SIG_IGN."""
+"""A function of the signal number and the frame, or signal.SIG_DFL or signal.SIG_IGN."""
 
 
 def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
@@ -42,7 +42,7 @@ PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUS
 
 @contextmanager
 def collect_signals(*numbers: int) -> Iterator[list[int]]:
-    """Collect signals during the block, except ignored signals; a second SIGINT interrupts it."""
+    """Collect signals during the block, unless they are ignored; a second SIGINT interrupts."""
     received: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -86,9 +86,9 @@ def is_default_handler(handler: Handler) -> bool:
 class SignalSafeEvent:
     """An event that signal handlers can set, and that `wait` clears.
 
-    A handler cannot set a threading.Event, because the interrupted thread may hold its lock. Before
-    Python 3.13, `queue.SimpleQueue.get(timeout=...)` waits forever if a handler takes longer than
-    the remaining timeout.
+    A handler cannot set a threading.Event, because the interrupted thread may hold the event's
+    lock. Before Python 3.13, `queue.SimpleQueue.get(timeout=...)` waits forever if a handler takes
+    longer than the remaining timeout.
     """
 
     def __init__(self) -> None:

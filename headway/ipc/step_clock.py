@@ -29,7 +29,7 @@ SCRIPT, DATA, FORWARD, BACKWARD, GRADIENTS, EXCHANGE, SYNC, SAVE = range(8)
 NAMES = ("script", "data", "script", *("backward",) * 3, "script", "script")
 """Phase names shown by the launcher; "script" includes the forward pass.
 
-A backward pass is split in two phases if the time of its last gradient is known.
+A backward pass is split into two phases if the time of its last gradient is known.
 """
 
 _EVERY_S = 1.0
@@ -48,7 +48,7 @@ class Event(Protocol):
 class Tally:
     """Timing of consecutive steps.
 
-    Steps of several optimizers with the same number count as one step.
+    If several optimizers take steps with the same number, these count as one step.
     """
 
     __slots__ = ("num_steps", "samples", "settled", "spent", "step")
@@ -74,13 +74,13 @@ class _QueuedStep(NamedTuple):
 
 
 class DeviceTimer:
-    """Device time per phase, measured with events between the phases in the device's queue.
+    """The device time of each phase, measured by events in the device's queue between the phases.
 
-    Idle time of the device is added to the phase in which it waits. Only finished steps are read,
-    without synchronizing with the device. A step with too many phases, such as a step that
-    contains an evaluation, is not timed.
+    Idle time is added to the phase in which the device waits. Only finished steps are read, without
+    synchronizing with the device. A step with too many phases, such as a step that contains an
+    evaluation, is not timed.
 
-    `record` records an event in the queue, reusing its argument if given, and returns the event. A
+    `record` records an event in the queue and returns it; if an event is passed, it is reused. A
     step is not timed if `record` returns None, as during the capture of a CUDA graph, or raises
     RuntimeError because the device failed.
     """
@@ -102,7 +102,7 @@ class DeviceTimer:
                 self._marks.append((phase, event))
 
     def end_step(self, number: int, samples: int, tally: Tally) -> None:
-        """End a step at its last mark, and add all steps finished on the device to `tally`."""
+        """End a step at its last mark; add all steps that the device has finished to `tally`."""
         marks, then, self._then = self._marks, self._then, None
         begin = marks[-1][1] if marks else self._put()
         if marks:
@@ -115,7 +115,7 @@ class DeviceTimer:
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Call the result of `make_call` once the device has finished this step.
 
-        `make_call` runs immediately, but only if the step is timed, so not during graph capture.
+        `make_call` runs immediately if the step is timed; during graph capture, steps are not.
         """
         if self._marks:
             self._then = make_call()
@@ -159,7 +159,7 @@ class StepClock:
         self._is_warm = False  # the first step, a warm-up, is done
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
-        """Time the work on `device`, a `torch.device`, with timing events if its kind has them."""
+        """Time the work on `device`, a `torch.device`; use timing events if its kind has them."""
         self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
@@ -206,7 +206,7 @@ class StepClock:
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps finished since the last call, or None if there are none.
+        """Return the figures of the steps since the last call; None if no step has finished.
 
         The first step, a warm-up, is excluded.
         """
@@ -245,7 +245,7 @@ class StepClock:
 def _split_backward(whole_s: float, computed_s: float, waited_s: float) -> tuple[float, float]:
     """Return the compute and wait times of the backward passes.
 
-    Passes of which only the total time is known are split in the same ratio as other passes.
+    If only the total time of a pass is known, it is split in the same ratio as other passes.
     """
     known_s = computed_s + waited_s
     waited_s += whole_s * (waited_s / known_s if known_s else 0.0)

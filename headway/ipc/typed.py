@@ -1,8 +1,8 @@
 """NamedTuples as JSON, with a strict reader that checks each value against its declared type.
 
 A NamedTuple is read from an object, in which fields with defaults are optional, or from a list of
-all values, as `json` writes it. A message between processes is one line of JSON:
-`["Name", value, ...]`.
+all values, which is how `json` writes a NamedTuple. A message between processes is one line of
+JSON: `["Name", value, ...]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 
 
 class SchemaError(ValueError):
-    """A value does not match its declared type.
+    """Raised if a value does not match its declared type.
 
     `place` is the path to the value, such as gpus[0].uuid; `reason` follows it in the message.
     """
@@ -138,7 +138,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
-    """Decode a line; raises ValueError for an unknown message type or an invalid value."""
+    """Decode a line; raise ValueError for an unknown message type or an invalid value."""
     try:
         name, *values = _loads(line)
         return read(kinds[name], values)
@@ -147,7 +147,7 @@ def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
 
 
 class TooLong(ValueError):
-    """A line exceeds the limit."""
+    """Raised if a line exceeds the limit."""
 
 
 class Lines:

@@ -46,7 +46,7 @@ def query_sysctl(source: Source) -> dict[str, str]:
 
 
 def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str, str]:
-    """Return why MPS is unavailable and the fix; both are empty if it is available."""
+    """Return the reason why MPS is unavailable, and the fix; both are empty if MPS is available."""
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
             return "this Python is an Intel build, emulated by Rosetta on this Mac", _REINSTALL

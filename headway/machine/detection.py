@@ -25,9 +25,9 @@ def detect_machine(
     """Return a snapshot of this machine, or of a recorded `source`.
 
     `full` adds facts that planning does not need: `host` and the use of each GPU. `device` is the
-    requested device. Devices of other packages are detected for an unknown name, and for `auto` if
-    no other device is found. torch is queried if a device is requested or a driver is loaded, but
-    no device was detected.
+    requested device. Devices of other packages are detected for an unknown device name, and for
+    `auto` if no other device is found. torch is queried if a device is requested or a driver is
+    loaded, but no device was detected.
     """
     source = source or Source()
     machine = Machine(

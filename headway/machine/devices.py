@@ -54,9 +54,9 @@ class DeviceSpec(NamedTuple):
         wanted = self.first if self.idle is None else self.idle
         problems = []
         if wanted is not None and len(usable) < wanted:
-            kind = "idle" if self.idle else "usable"
+            kind = f"{'is' if len(usable) == 1 else 'are'} {'idle' if self.idle else 'usable'}"
             reason = f" ({'; '.join(skipped)})" if skipped else ""
-            problems.append(f"only {len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
+            problems.append(f"only {len(usable)} of {len(gpus)} GPUs {kind}{reason}")
         return Selection(tuple(usable[:wanted]), tuple(skipped), tuple(problems))
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:

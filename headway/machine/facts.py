@@ -1,4 +1,4 @@
-"""The snapshot of a machine: each fact with its source, each missing fact with its cause."""
+"""The snapshot of a machine: each fact with its source, and each missing fact with its cause."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ WHEELS = (
 Source: pytorch's RELEASE.md, PyTorch CUDA Support Matrix, 2.11 to 2.14."""
 
 _END_OF_MASK = ("", "-1")
-"""Entries that end a mask; other unknown entries are errors. Source: NVIDIA's CUDA guide."""
+"""Entries that end a mask; other invalid entries are errors. Source: NVIDIA's CUDA guide."""
 
 
 class GpuUse(NamedTuple):
@@ -62,13 +62,13 @@ class Gpu(NamedTuple):
 
     @property
     def is_disabled(self) -> bool:
-        """Whether it is permanently unusable."""
+        """Whether this GPU is permanently unusable."""
         has_none = self.is_mig and not self.slices and "slices" not in self.unknown
         return self.compute_mode == PROHIBITED or has_none
 
     @property
     def obstacle(self) -> str | None:
-        """Why this GPU is currently unusable, or None."""
+        """The reason why this GPU is currently unusable; None if it is usable."""
         if self.compute_mode == PROHIBITED:
             return "its compute mode is prohibited"
         if self.compute_mode == EXCLUSIVE and self.use and self.use.pids:
@@ -120,7 +120,7 @@ class HostFacts(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The snapshot of a machine, the basis of all decisions."""
+    """The snapshot of a machine, on which all decisions are based."""
 
     system: str = "Linux"  # Linux or Darwin
     macos: str = ""  # version, such as 14.5
@@ -178,7 +178,7 @@ class Machine(NamedTuple):
 
     @property
     def mismatch(self) -> str | None:
-        """Why the installed torch is incompatible with the driver, judged by version, or None."""
+        """Why the installed torch does not match the GPUs' driver; None if it matches."""
         torch = self.torch
         if torch is None or not self.gpus or self.gpu_kind != CUDA.name:
             return None
@@ -194,7 +194,7 @@ class Machine(NamedTuple):
         return None
 
     def missing_kernels(self, gpus: Sequence[Gpu]) -> str:
-        """Describe a GPU without kernels in the official torch builds; empty if there is none."""
+        """Describe a GPU for which the official torch build lacks kernels; empty if none does."""
         cuda = self.torch and self.torch.cuda
         builds = [row for row in WHEELS if cuda and row[1] <= numbers(cuda)]
         for gpu in gpus if builds else ():
@@ -235,7 +235,7 @@ class Machine(NamedTuple):
 
     @property
     def mask_error(self) -> str | None:
-        """Why CUDA_VISIBLE_DEVICES shows only some of the GPUs that it lists, or None."""
+        """Why CUDA_VISIBLE_DEVICES shows only some of its listed GPUs; None if it shows all."""
         if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
             return None
         shown, texts = len(self.visible_gpus), [text.strip() for text in self.mask.split(",")]

@@ -46,7 +46,7 @@ _SMI_SLICE = r"\s+MIG (\S+)"
 def with_gpus(
     machine: Machine, environ: Mapping[str, str], source: Source, is_nvidia: bool, *, full: bool
 ) -> Machine:
-    """Add NVIDIA or AMD GPUs to the snapshot, or the reason that there are none."""
+    """Add NVIDIA or AMD GPUs to the snapshot, or the reason why there are none."""
     is_rocm = machine.torch is not None and machine.torch.hip is not None
     if is_rocm or not is_nvidia:
         machine = _with_amd_gpus(machine, environ, source)
@@ -56,7 +56,7 @@ def with_gpus(
 
 
 def gpu_fixes(machine: Machine, device: str = "") -> list[str]:
-    """Return fixes for unusable GPUs (of a kind, if given); empty if there are none."""
+    """Return fixes for unusable GPUs (only of the given kind, if any); empty if there are none."""
     if device not in ("", machine.gpu_kind):
         is_listed = device in machine.listed_kinds
         return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
@@ -99,7 +99,7 @@ def kernel_fixes(machine: Machine) -> list[str]:
 
 
 def _wheel_fix(machine: Machine) -> list[str]:
-    """Return the fix that installs PyTorch's newest build for this driver and GPUs, if any."""
+    """Return the fix that installs PyTorch's newest build for this machine, if there is one."""
     driver = numbers(machine.driver or "999")
     needed = [gpu.capability for gpu in machine.gpus if gpu.capability is not None]
     for index, cuda, first, last in reversed(WHEELS):
@@ -123,7 +123,7 @@ class _NvidiaSmi:
         self._full = full
 
     def detect(self) -> dict[str, Any]:
-        """Return fields of `Machine` with the reported GPUs, or the reason that there are none."""
+        """Return fields of `Machine`: the reported GPUs, or the reason why there are none."""
         answers, error = self._query()
         gpus = tuple(self._gpu(answer, error) for answer in answers)
         error = error or next((gpu.unknown["uuid"] for gpu in gpus if not gpu.uuid), "")
@@ -148,7 +148,7 @@ class _NvidiaSmi:
         return [line for line in text.splitlines() if line.strip()], ""
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
-        """Return the rows of `width` cells, and the error or the first other line."""
+        """Return the rows that have `width` cells, and the error, or else the first other line."""
         lines, error = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
         odd = [
@@ -157,7 +157,7 @@ class _NvidiaSmi:
         return [row for row in rows if len(row) == width], error or "".join(odd[:1])
 
     def _query(self) -> tuple[list[dict[str, str]], str]:
-        """Return each GPU's cells by the fields that this driver supports, and the error."""
+        """Return each GPU's values of the fields that this driver supports, and the error."""
         fields = list(FIELDS)
         while True:
             rows, error = self._rows(f"--query-gpu={','.join(fields)}", len(fields))

@@ -33,7 +33,7 @@ Fact = tuple[Any, str]
 
 
 def affects_training(name: str) -> bool:
-    """Return whether a variable may affect training; others are not recorded."""
+    """Return whether a variable may affect training; other variables are not recorded."""
     return name.startswith(_PREFIXES) or name in _NAMES
 
 
@@ -66,7 +66,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_home(text: str, environ: Mapping[str, str]) -> str:
-    """Replace the home folder in `text` with ~, as its path may contain the user's name."""
+    """Replace the home folder in `text` with ~, because its path may contain the user's name."""
     home = environ.get("HOME", "").rstrip("/")
     if not os.path.isabs(home):  # a short relative name could match anywhere
         return text
@@ -116,7 +116,7 @@ def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
 
 
 def _fact(value: Any, known_from: str, cause: str | None = None) -> Fact:
-    """Return `value` and its source; if `value` is None or 0, return None and the cause."""
+    """Return `value` and its source; if `value` is None or 0, return None and the reason."""
     if value:
         return value, known_from
     return None, cause or f"not reported by {known_from}"

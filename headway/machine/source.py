@@ -25,7 +25,7 @@ class Source:
         self.root = root
 
     def read(self, path: str) -> str:
-        """Return the text of a file below the root; empty if it is unreadable."""
+        """Return the text of a file below the root; empty if the file is unreadable."""
         try:
             with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -33,7 +33,7 @@ class Source:
             return ""
 
     def names_in(self, path: str) -> list[str]:
-        """Return the sorted names in a folder below the root; empty if it does not exist."""
+        """Return the sorted names in a folder below the root; empty if the folder is unreadable."""
         try:
             return sorted(os.listdir(os.path.join(self.root, path)))
         except OSError:
@@ -59,7 +59,7 @@ class Source:
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
     def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
-        """Return a tool's output, even if it fails; OSError if it does not start or hangs."""
+        """Return a tool's output; raise OSError if the tool hangs, or fails without any output."""
         import subprocess
 
         if limit_s is None:  # importing torch takes longer than running a tool
@@ -111,7 +111,7 @@ def physical_cores(source: Source) -> int:
 
 
 def cpu_quota(source: Source) -> float | None:
-    """Return the smallest CPU quota in cores of this process's cgroup and its ancestors."""
+    """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
     quotas = []
     limits = _texts(source, "cpu", "cpu.max", "cpu.cfs_quota_us")
     periods = _texts(source, "cpu", "cpu.max", "cpu.cfs_period_us")
@@ -129,7 +129,7 @@ def memory_facts(source: Source) -> dict[str, int]:
 
 
 def memory_limit(source: Source) -> int | None:
-    """Return the smallest memory limit in bytes of this process's cgroup and its ancestors."""
+    """Return the smallest memory limit, in bytes, of this process's cgroup and its ancestors."""
     texts = _texts(source, "memory", "memory.max", "memory.limit_in_bytes")
     limits = [int(text) for text in texts if text.strip().isdecimal()]
     # v1 reports no limit as a huge number

@@ -14,7 +14,7 @@ from headway.machine.source import Source
 
 
 class TorchDevices(NamedTuple):
-    """Output of `headway.devices.list_devices`; `error` is the reason if there are no devices."""
+    """Output of `headway.devices.list_devices`; `error` is torch's error message, or empty."""
 
     version: str
     gpus: tuple[Gpu, ...]
@@ -22,7 +22,7 @@ class TorchDevices(NamedTuple):
 
 
 def query_torch(source: Source, device: str, *words: str) -> TorchDevices:
-    """Run torch in a subprocess; OSError if it fails to start, cannot import torch, or hangs."""
+    """Query torch in a subprocess; raise OSError if it does not start, import torch or respond."""
     command = [sys.executable, "-m", "headway.devices.list_devices", device, *words]
     lines = source.output_of(command).splitlines()
     try:
@@ -34,7 +34,7 @@ def query_torch(source: Source, device: str, *words: str) -> TorchDevices:
 def with_torch_devices(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str
 ) -> Machine:
-    """Return the machine with torch's devices of this kind, or the reason that there are none.
+    """Return the machine with torch's devices of this kind, or the reason why there are none.
 
     Facts from the driver's tool are kept. If torch does not respond, the detected GPUs are kept.
     """

@@ -38,13 +38,13 @@ def read_host(raw: Raw) -> str:
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()
     if not (is_name or _is_ip_address(host)):
-        more = "; its port is main_port" if re.search(r":\d+$", text) else ""
+        more = "; set its port with main_port" if re.search(r":\d+$", text) else ""
         raise ValueError(f"not a host name or IP address{more}")
     if host in ("0.0.0.0", "::", "255.255.255.255"):
         raise ValueError("a wildcard address: use an address that other machines can connect to")
     labels = host.removesuffix(".").split(".")
     if ":" not in host and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels)):
-        raise ValueError("not a host name: too long, or with an empty part")
+        raise ValueError("not a host name: it is too long, or has an empty or overlong part")
     if host.lower().startswith("fe80:") and "%" not in host:
         raise ValueError("a link-local address: add this machine's interface, as in fe80::1%eth0")
     return host

@@ -1,4 +1,4 @@
-"""Readers of profiles and the environment as layers of unparsed values, one per source."""
+"""Reads profiles and the environment into layers of unparsed values, one layer per source."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _device_problems(settings: Settings) -> Iterator[Problem]:
             settings,
             Code.FP16_ON_CPU,
             f"mixed_precision is {settings.mixed_precision!r}, but the {kind.label} supports only"
-            f" {' and '.join(fits) or 'no'}",
+            f" {' and '.join(fits) or repr('no')}",
             [change(settings, "mixed_precision", (fits or ["no"])[-1])],
             ["mixed_precision", "device"],
         )
@@ -220,7 +220,7 @@ def _sharding_problems(settings: Settings, machine: Machine | None) -> Iterator[
         yield from _problem(
             settings,
             Code.NO_SHARD_SIZE,
-            f"strategy is 'hsdp' on {each}, and shard_size is not set",
+            f"strategy is 'hsdp' on {each}, but shard_size is not set",
             [change(settings, "strategy", FSDP), change(settings, "shard_size", sizes[0])],
             ["strategy", "shard_size"],
         )
@@ -248,7 +248,7 @@ def _rank_problems(settings: Settings) -> list[Problem]:
         settings,
         Code.DEBUG_ON_MACHINES,
         f"debug_rank is {debug_rank}, but num_machines is "
-        f"{settings.num_machines}: ranks on other machines would not wait for it",
+        f"{settings.num_machines}: ranks on other machines would not wait for that rank",
         [removal(settings, "debug_rank"), _one_machine_fix(settings)],
         ["debug_rank", "num_machines"],
     )
@@ -336,7 +336,7 @@ def _gpu_problems(settings: Settings, machine: Machine) -> list[Problem]:
 
 
 def _device_fixes(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
-    """Return fixes for the requested GPUs, and alternatives."""
+    """Return fixes that make the requested GPUs usable, and fixes that request other devices."""
     devices = settings.devices
     found = devices.select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
@@ -415,9 +415,9 @@ def _problem(
     *,
     is_of_machine: bool = False,
 ) -> list[Problem]:
-    """Return a problem of the settings `names`, of which the first should be changed.
+    """Return a problem with the settings `names`; the first is the one to change.
 
-    Return none if any of these settings is invalid: that is already reported, and may be the cause.
+    Return no problem if one of these settings is invalid: that is reported, and may be the cause.
     """
     concerned = [name.partition(".")[0] for name in names]
     if any(name in settings.invalid for name in concerned):
@@ -441,7 +441,7 @@ def change(settings: Settings, name: str, value: object, note: str = "") -> str:
 
 
 def removal(settings: Settings, key: str, note: str = "") -> str:
-    """Return the fix that removes a setting, or a variable (env.NAME), from its source."""
+    """Return the fix that removes a setting, or a variable of `env`, from its source."""
     name, _, variable = key.partition(".")
     row, origin = TABLE[name], settings.origin(name)
     text = f"remove {key}"

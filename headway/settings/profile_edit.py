@@ -59,7 +59,7 @@ def set_value(text: str, key: str, raw: Raw) -> str:
 def unset_value(text: str, key: str) -> str:
     """Return the profile `text` without `key`, a setting or `env.NAME`.
 
-    Raises ConfigError like `set_value`, and KeyError if the key does not exist.
+    Raises ConfigError as `set_value` does, and KeyError if the key does not exist.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
@@ -167,7 +167,7 @@ def write_profile(path: str, text: str) -> None:
     """Write a new or existing profile at `path`.
 
     The file is replaced atomically; links are followed. New profiles and profiles with secrets are
-    readable only by their owner; others keep their permissions.
+    readable only by their owner; other profiles keep their permissions.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)

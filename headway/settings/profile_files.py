@@ -1,4 +1,4 @@
-"""Selecting, finding and reading profile files; `profile.py` parses them.
+"""Selects, finds and reads profile files; `profile.py` parses them.
 
 A profile that is not selected by its path must be trusted: its `env` can make processes load code.
 """
@@ -67,7 +67,7 @@ def choose_profile(
 def trusted_profile(
     flag: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ProfileChoice:
-    """Return the selected profile; ConfigError if it was selected by name and is not trusted."""
+    """Return the selected profile; raise ConfigError if it is selected by name and untrusted."""
     chosen = choose_profile(flag, environ)
     if not is_path(chosen.name) and exists(chosen.path):
         _reject_untrusted(chosen.path)
@@ -98,7 +98,7 @@ def user_folder(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
-    """Return the nearest `headway.yaml` from `start` upward, or None.
+    """Return the nearest `headway.yaml` from `start` upward; None if there is none.
 
     The search stops at the home folder, the root or a file system boundary. `trusted`, a path
     selected by the user, is accepted regardless of its permissions.
@@ -158,7 +158,7 @@ def shown(path: str) -> str:
 
 
 def exists(path: str) -> bool:
-    """Return whether `path` exists, even as a broken link; ConfigError if it cannot be checked."""
+    """Return whether `path` exists, even as a broken link; raise ConfigError if that is unknown."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

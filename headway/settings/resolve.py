@@ -56,7 +56,7 @@ def try_resolve(
     environ: Mapping[str, str] = os.environ,
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
-    """Return the settings like `resolve`, and the problems of invalid values."""
+    """Return the settings, as `resolve` does, and the problems with invalid values."""
     values, problems, invalid = _read([_of_other_launchers(layers, environ), *layers])
     if values["num_machines"].value == 1:  # the user limits the run to this machine
         cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
@@ -84,10 +84,10 @@ def try_resolve(
 
 
 def _of_other_launchers(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
-    """Return the settings from Accelerate's and torchrun's variables, unless a layer sets them.
+    """Return the settings in Accelerate's and torchrun's variables, except those that a layer sets.
 
-    In a nested launch, return none, because the outer launch set the variables. ACCELERATE_USE_CPU
-    is read for `device: auto`.
+    In a nested launch, return nothing, because the outer launch set the variables.
+    ACCELERATE_USE_CPU is read by `_device`, if `device` is `auto`.
     """
     return {
         name: Entry(environ[variable], Origin(Layer.ENVIRONMENT, variable=variable))
@@ -134,7 +134,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
 
 
 def _merged(old: Value, new: Value) -> Value:
-    """Merge maps (`env`); any other value replaces the old value."""
+    """Merge two values if they are maps (`env`); otherwise the new value replaces the old one."""
     if isinstance(new.value, dict) and old.value:
         origin = new.origin.with_reason(f"and {old.origin}")
         return Value({**old.value, **new.value}, origin)

@@ -36,7 +36,7 @@ Shape = Literal["one", "list", "map"]
 """Form of a value in a profile; maps are merged across layers."""
 
 Scope = Literal["launcher", "machines", "gpus", "accelerator", "ranks", "hsdp", "shards", "blocks"]
-"""The part of a launch that a setting affects; a note reports that this part is missing.
+"""The part of a launch that a setting affects; if the launch lacks this part, a note is logged.
 
 launcher: a launcher that supervises the script; machines: launchers of a multi-node run; gpus;
 accelerator: the script's Accelerator; ranks, hsdp, shards: an Accelerator with several ranks, hsdp

@@ -1,6 +1,6 @@
-"""The declaration of all settings: type, default, choices, help.
+"""The declarations of all settings: type, default, choices, help.
 
-Flags, profile keys, variables, `--help` and messages are derived from it. The class attributes of
+Flags, profile keys, variables, `--help` and messages are derived from them. The attributes of
 `Settings` are the table; an instance contains resolved values with their origins. The launch path
 avoids dataclasses: importing them takes a fifth of a launch's time budget.
 """
@@ -224,8 +224,8 @@ class Settings:
         Seconds(0, 86400),
         30,
         "seconds between the stop signal and SIGKILL for the ranks; if not set, at most 5 after "
-        "the failure of another rank. After a success, the time limit for processes that the "
-        "ranks left running",
+        "the failure of another rank. After a success, it is the time limit for processes that "
+        "the ranks left running",
         metavar="S",
         applies_to="launcher",
     )
@@ -298,7 +298,7 @@ class Settings:
         None,
         "rank to attach to the terminal for breakpoint() and pdb, without a log file; other ranks' "
         "output is hidden, and torch's default timeouts are disabled, but not those that the "
-        "script sets. Ctrl-C interrupts the rank; twice within a second, it stops the run",
+        "script sets. Ctrl-C interrupts the rank; pressed twice within a second, it stops the run",
         metavar="R",
         example="0",
     )
@@ -334,8 +334,8 @@ class Settings:
     snapshot = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
         ON,
-        "with --submit: run a copy of the current code, all files that git does not ignore (on), "
-        "or the code as it is when the job starts (off)",
+        "with --submit: run a copy of all files that git does not ignore, made at submission (on), "
+        "or run the code as it is when the job starts (off)",
         has_flag=False,
     )
     env: Setting[dict[str, str]] = Setting(

@@ -382,7 +382,7 @@ def test_a_dry_run_that_would_wait_is_not_told_to_ask_for_idle_gpus() -> None:
     recorded = str(FOLDER / "gpu_2_one_busy.json")
     words = ["--devices", "idle:2", "--wait", "--machine", recorded, "--dry-run", script("pass")]
     _, text = run("launch", *words)
-    assert "only 1 of 2 GPUs are idle" in text
+    assert "only 1 of 2 GPUs is idle" in text
     assert "--wait waits for idle GPUs" not in text
 
 

@@ -92,7 +92,7 @@ def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
     first, second = write_run(), write_run()
     assert find(None).name == second.name
     assert find(first.name[-6:]).name == first.name
-    with pytest.raises(ConfigError, match="ambiguous, 2 runs match"):
+    with pytest.raises(ConfigError, match="matches 2 runs; the newest are"):
         find("2024")
     with pytest.raises(ConfigError, match=r"unknown run .* did you mean"):
         find(first.name[:-1] + "x")

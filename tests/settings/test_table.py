@@ -88,7 +88,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("hosts", [], "no host"),
         ("main_address", "a b", "not a host name or IP address"),
         ("main_address", "n1:http", "not a host name or IP address"),
-        ("main_address", "10.0.0.1:29500", "its port is main_port"),
+        ("main_address", "10.0.0.1:29500", "set its port with main_port"),
         ("main_address", "tcp://10.0.0.1", "not a host name or IP address"),
         ("main_address", "node[01-2]", "not a host name or IP address"),
         ("main_address", "0.0.0.0", "wildcard address"),

@@ -27,7 +27,7 @@ _CHANGES = {
     **dict.fromkeys(("os.rename", "os.link"), (0, 1)),
     "os.symlink": (1,),
 }
-"""Audit events of changes, and the positions of the changed paths in their arguments."""
+"""Audit events that report changes, with the positions of the changed paths in their arguments."""
 _ATTRIBUTES = ("chmod", "chown", "chflags", "utime", "setxattr", "removexattr")
 _PROCESSES = ("fork", "forkpty", "exec", "posix_spawn", "system")
 _NETWORK = (
@@ -44,11 +44,11 @@ _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # sqlite databases
 
 
 class Denied(PermissionError):
-    """Raised if a script would change something; an OSError, which many scripts handle."""
+    """Raised if a script would change something. It is an OSError because scripts handle these."""
 
 
 class Confinement:
-    """Redirects changes to the scratch folder, an absolute path without links."""
+    """Redirects changes to `scratch`, a folder given by an absolute path without symbolic links."""
 
     def __init__(self, scratch: str, note: Callable[[str], None]) -> None:
         self._scratch = scratch

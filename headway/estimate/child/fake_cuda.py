@@ -59,7 +59,7 @@ class GpuNames(TorchFunctionMode):
         return result.to(place)
 
     def replaced(self, device: Any) -> Any:
-        """Return the replacement for `device`, which may have any form that torch accepts."""
+        """Return the replacement for `device`; all forms that torch accepts are supported."""
         if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
             return device
         if isinstance(device, int) or torch.device(device).type in _GPUS:
@@ -70,7 +70,8 @@ class GpuNames(TorchFunctionMode):
 def patch_module_moves(observe: Callable[[torch.Tensor], None]) -> None:
     """Patch `Module.to()` and similar methods to change fake parameters in place.
 
-    torch swaps parameters, but a swap fails while a weak reference exists, such as the ledger's.
+    torch would swap the parameters instead, but a swap fails while a parameter has a weak
+    reference, such as the ledger's.
     """
 
     def apply(
@@ -110,7 +111,7 @@ def _change(
 
 
 def patch_load_device(device: torch.device) -> None:
-    """Patch `torch.load` to load tensors that were saved on or mapped to a GPU to `device`.
+    """Patch `torch.load` to load tensors to `device` if they were saved on a GPU or mapped to one.
 
     Relies on `torch._utils._restore_device_fake_mode`, which is private.
     """
@@ -126,7 +127,7 @@ def patch_load_device(device: torch.device) -> None:
 
 
 def patch_cuda(name: str, memory_bytes: int, count: int) -> None:
-    """Patch torch.cuda and torch.accelerator to report these GPUs; other functions do nothing."""
+    """Patch torch.cuda and torch.accelerator: queries report these GPUs, other calls do nothing."""
     major, minor = _CAPABILITY
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),

@@ -1,8 +1,9 @@
 """A FakeTensorMode for training scripts that read tensor values.
 
 Known values of batches, indices and lengths are used, because shapes often depend on them. Unknown
-numbers are assumed to be 1, unknown conditions to have their result in normal training (finite,
-equal, not NaN), and unknown shapes to be as large as possible. Each assumption is noted.
+numbers are assumed to be 1, and unknown shapes to be as large as possible. Unknown conditions are
+assumed to have the result that is normal in training (finite, equal, not NaN). Each assumption is
+noted.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _MAKERS = {
     *(_aten.rand, _aten.randn, _aten.linspace, _aten.scalar_tensor, _aten.eye, _aten.tril_indices),
     *(_aten.triu_indices, _aten.bernoulli, _aten.lift_fresh),
 }
-"""Operators with known results without tensor arguments; not `empty`, which has no values."""
+"""Operators whose results are known without tensor arguments; `empty`'s values are not known."""
 
 
 class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode that assumes values and shapes where a training script needs them."""
+    """A FakeTensorMode that assumes values and shapes if a training script needs unknown ones."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -148,8 +149,8 @@ _LARGEST: dict[Any, Callable[..., Any]] = {
 class Values:
     """Small real tensors for fake tensors, computed by the same operators.
 
-    A fake tensor has a value if all of its inputs have values. An in-place write of unknown values
-    discards the value of a tensor and its views.
+    A fake tensor has a value if all inputs of its operator have values. An in-place write of
+    unknown values to a tensor discards the values of the tensor and of its views.
     """
 
     def __init__(self) -> None:
@@ -167,7 +168,7 @@ class Values:
         return None if value is None or value.untyped_storage() in self._stale else value
 
     def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
-        """Compute the values of an operator's results if these are small and the inputs known."""
+        """Compute the values of small results, if the values of the operator's inputs are known."""
         fakes = [leaf for leaf in tree_iter(results) if isinstance(leaf, torch.Tensor)]
         is_small = all(fake.numel() <= _MOST_ELEMENTS for fake in fakes)
         values = self.compute(func, args, kwargs) if is_small else None

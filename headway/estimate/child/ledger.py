@@ -42,9 +42,9 @@ class Storage:
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of all tensors that operators return.
 
-    The category of a storage is often known only later (`classify`), so changes are stored, and the
-    parts of the peak are computed at the end. Only tensors on `device` are counted; `fake_mode` is
-    None for real tensors.
+    The category of a storage is often known only later (`classify`). Changes are therefore stored,
+    and the peak is divided by category at the end. Only tensors on `device` are counted;
+    `fake_mode` is None for real tensors.
     """
 
     def __init__(self, device: torch.device, fake_mode: Any = None) -> None:
@@ -95,7 +95,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(entry, storage.nbytes())
 
     def reset_peak(self) -> None:
-        """Reset the peak, because a real run would have executed the script so far differently."""
+        """Discard the peak so far, because a real run of the trial's strategy does not reach it."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
     def peak_by_category(self) -> dict[str, int]:

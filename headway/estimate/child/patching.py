@@ -1,6 +1,6 @@
 """Monkey-patching of other packages, and the line of user code that calls them.
 
-It is the innermost line outside torch, the standard library and installed packages.
+That line is the innermost one outside torch, the standard library and installed packages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
-    """Set an existing attribute; AttributeError if it is missing because torch has changed."""
+    """Set an existing attribute; raise AttributeError if torch has changed and lacks it."""
     getattr(owner, name)
     setattr(owner, name, value)
 
 
 def replace_everywhere(name: str, value: Any) -> None:
-    """Replace a function in every module that has this name; AttributeError if there is none."""
+    """Replace an attribute in every module that has it; raise AttributeError if none has it."""
     modules = [mod for mod in [*sys.modules.values()] if name in getattr(mod, "__dict__", ())]
     if not modules:
         raise AttributeError(name)

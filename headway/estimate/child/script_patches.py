@@ -1,9 +1,10 @@
 """Replacements for calls that do not work with fake tensors or without other ranks.
 
 Loaders read real data in this process; torch.compile is skipped. Saved files are empty and loaded
-tensors are fake. Checkpoints of Headway and torch.distributed are not loaded, because their tensors
-have the same shapes as the script's; a resumed script is estimated from the start. A single process
-represents all ranks: it communicates with no other rank and shards the model as configured.
+tensors are fake. Checkpoints of Headway and torch.distributed are not loaded, because the script
+has already created tensors with the same shapes. A resumed script is estimated from the start. A
+single process represents all ranks: it communicates with no other rank and shards the model as
+configured.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def patch_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -> 
 
 
 def patch_tensor_reads(mode: ScriptMode) -> None:
-    """Patch functions that read all values of a tensor to return known values or ones."""
+    """Patch functions that read all values of a tensor to return its known values, or ones."""
     random_permutation = torch.randperm
 
     def randperm(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +130,7 @@ def patch_grad_scaler() -> None:
 
 
 def patch_data_ptr() -> None:
-    """Give each fake storage a unique address, by which scripts detect tied weights."""
+    """Give each fake storage a unique address, because scripts detect tied weights by address."""
     address_of = torch.UntypedStorage.data_ptr
 
     def of_storage(self: torch.UntypedStorage) -> int:
@@ -182,7 +183,7 @@ def patch_saving(note: Note) -> None:
 
 
 def patch_loading(note: Note) -> None:
-    """Patch checkpoint loading to change nothing; the checkpoint must still exist."""
+    """Patch checkpoint loading to change nothing; Headway's checkpoints must still exist."""
 
     def skip(*_: Any, **__: Any) -> None:
         note(_LOADED)
@@ -245,7 +246,7 @@ class _FakeReader:
 
 
 def init_fake_ranks(world_size: int, local_world_size: int) -> None:
-    """Make this process rank 0 of `world_size`; with one rank, only the script creates a group.
+    """Make this process rank 0 of `world_size`; a single rank has a group only if the script asks.
 
     The `fake` backend is part of torch's tests; its store has no public name.
     """
@@ -293,8 +294,8 @@ def patch_object_collectives(world_size: int) -> None:
 def patch_ddp(classify: Callable[[torch.Tensor, str], None] | None) -> None:
     """Patch DistributedDataParallel to allocate its buckets without communication.
 
-    Its C++ reducer does not support fake tensors. It copies all gradients to buckets unless
-    gradients are views of them. `classify` is the ledger's, or None with another strategy.
+    Its C++ reducer does not support fake tensors. A real reducer copies all gradients to buckets
+    unless they are views of the buckets. `classify` is the ledger's, or None with other strategies.
     """
 
     def init(self: Any, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -327,7 +328,7 @@ def patch_ddp(classify: Callable[[torch.Tensor, str], None] | None) -> None:
 
 
 def patch_strategy_choice(note: Note) -> None:
-    """Replace the strategy that a script passes to its Accelerator by the trial's strategy."""
+    """Replace the strategy that a script passes to its Accelerator with the trial's strategy."""
     choose = accelerator_setup.strategy_for
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
@@ -348,8 +349,8 @@ def shard(
     """Shard a model's units over the ranks with torch's `fully_shard`.
 
     Optimizers are switched to the sharded parameters and keep their state.
-    `_get_device_from_mesh`, which FSDP's modules import by name, is patched because FSDP would use
-    the mesh's device, a CPU without an index.
+    `_get_device_from_mesh`, which FSDP's modules import by name, is patched, because FSDP would
+    otherwise use the mesh's device, which is a CPU without an index.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -1,4 +1,4 @@
-"""A server that imports torch once and forks a process for each trial from standard input.
+"""A server that imports torch once and forks a process for each trial read from standard input.
 
 A trial and its result are one line each. When standard input is closed, for example because the
 planner was killed, the server terminates the running trial, removes its files and exits.
@@ -103,7 +103,7 @@ def _run_trial(
 
 
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
-    """Wait for the child and log its progress; return its status, or None after a timeout."""
+    """Wait for the child and log its progress; return its status, or None if it times out."""
     ended = status = 0
     began = logged_at = time.monotonic()
     try:

@@ -159,7 +159,7 @@ def test_waiting_launches_are_served_in_the_order_in_which_they_began_to_wait() 
     chosen_by(first)
     second = start("idle:4", wait_s=300)
     assert second.stderr is not None
-    assert "waiting: only 1 of 4 GPUs are idle" in second.stderr.readline()
+    assert "waiting: only 1 of 4 GPUs is idle" in second.stderr.readline()
     third = start("idle:1", wait_s=300)
     assert third.stderr is not None
     waits = f"process {second.pid} of "
