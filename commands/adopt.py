@@ -117,7 +117,7 @@ def _report(path: str, script: Script, compat: bool) -> _Report:
 
 def _guide(script: Script) -> str:
     if "headway" in script.packages:
-        return "it imports headway already"
+        return "it already imports headway"
     found = (guide for packages, guide in _GUIDES if script.packages.intersection(packages))
     return next(found, "it imports neither accelerate nor torch")
 

@@ -28,8 +28,8 @@ from headway.ipc.stderr import log, shown
 ACTIONS = ("ls", "verify", "prune", "export")
 _ACTION_OF_FLAG = {"keep": "prune", "model": "export"}
 _ACTIONS = """
-ls [FOLDER]        list the checkpoints in a folder or its `checkpoints` subfolder, newest last;
-                   complete, incomplete or unreadable, judged by file sizes
+ls [FOLDER]        list the checkpoints in a folder or its `checkpoints` subfolder, newest last, and
+                   whether each is complete, incomplete or unreadable, judging by its file sizes
 verify FOLDER ...  verify the checksums of all files, for a checkpoint or for all checkpoints in a
                    folder; exit with 1 if a checkpoint is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
@@ -149,7 +149,7 @@ def _prune(folder: Path, keep: int) -> int:
             print(f"removed {shown(str(path))}")
     if stayed := [path for path, is_gone in gone.items() if not is_gone]:
         raise CheckpointError(
-            f"{len(stayed)} folders could not be removed, such as {stayed[0].name}",
+            f"{len(stayed)} folders, such as {stayed[0].name}, could not be removed",
             where=str(folder),
             fix="run it as a user with write access to the folder",
             code=Code.UNWRITABLE,

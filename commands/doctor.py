@@ -207,7 +207,8 @@ def _variables(host: HostFacts) -> Check:
     if not stale:
         return Check("variables", OK, f"{len(host.variables)} that affect training")
     what = (
-        f"{', '.join(stale)}: left over from another launch; plain python would wait for its ranks"
+        f"{', '.join(stale)}: left over from another launch; a script run with plain python would "
+        "wait for that launch's ranks"
     )
     return Check("variables", WARNING, what, [f"`unset {' '.join(stale)}`"])
 
@@ -253,7 +254,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return the difference from torch's devices, or an empty string, and possible remedies."""
+    """Return how torch's devices differ from the detected ones, or "", and possible remedies."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

@@ -201,8 +201,8 @@ def _show_peak(devices: Devices, estimate: RowEstimate) -> None:
     outcome = estimate.result
     share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
     print(
-        f"\npeak per rank {size(outcome.peak_bytes)}; with a margin of {share} "
-        f"{size(estimate.needed_bytes)} of {size(devices.bytes_per_rank)}: {_FITS[estimate.fits]}"
+        f"\npeak per rank {size(outcome.peak_bytes)}; {size(estimate.needed_bytes)} with a margin "
+        f"of {share}; available {size(devices.bytes_per_rank)}: {_FITS[estimate.fits]}"
     )
     if outcome.peak_at:
         print(f"the peak is {outcome.peak_at}")

@@ -63,7 +63,7 @@ _UNSUPPORTED = {  # flag: the fix; "--a-" matches all flags with this prefix
         "pass --strategy fsdp: only DDP and FSDP are supported",
     ),
 }
-_SUPPORTED_VARIABLES = (  # variables of torchrun that a launch reads, or that match its behaviour
+_SUPPORTED_VARIABLES = (  # torchrun's variables that a launch reads, or whose effect is the default
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     *("PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )

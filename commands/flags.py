@@ -50,7 +50,7 @@ _SHARED: Mapping[str, Any] = {
 
 
 class Parser:
-    """A parser without abbreviations, which raises ConfigError instead of exiting.
+    """A parser that accepts no abbreviations, and raises ConfigError instead of exiting.
 
     argparse is used only for --help: importing and filling it takes a tenth of the launch time.
     """
@@ -99,9 +99,9 @@ class Parser:
         default_value: str | None = None,
         **options: Any,
     ) -> None:
-        """Add a flag; with `metavar` it takes a value, with `is_last` no flag may follow.
+        """Add a flag. With `metavar`, it takes a value; with `is_last`, no flag may follow it.
 
-        `--help` lists flags by heading, flags without a heading first.
+        `--help` lists flags by heading, starting with the flags that have no heading.
 
         With a `default_value`, the value is optional and must be passed with "=", so that the
         script is never mistaken for the value.
@@ -121,7 +121,7 @@ class Parser:
             self.flag(name, heading=heading, **_SHARED[name])
 
     def setting_flags(self, topics: Collection[str] = tuple(TOPICS)) -> None:
-        """Add --set and the flags of the settings in these topics; the default of each is None."""
+        """Add --set and the flags of the settings in these topics; all flags default to None."""
         self.flag(
             SET,
             heading="plan",
@@ -179,7 +179,7 @@ class Parser:
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:
-        """Parse the first part of `split` into values; for --help, print the help and exit."""
+        """Parse the flags that `split` returns into values; for --help, print the help and exit."""
         values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")
@@ -282,10 +282,10 @@ def machine_from_flags(
     full: bool = False,
     layers: Sequence[Entries] = (),
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine to plan for, recorded or detected, and its variables.
+    """Return the machine to plan for, which is recorded or detected, and its variables.
 
-    A recorded machine has only the variables that affect training. Without a device flag, detect
-    the device that `layers` set. Raises ConfigError for an invalid recording.
+    A recorded machine has only the variables that affect training. If no flag sets the device,
+    detect the device that `layers` set. Raises ConfigError for an invalid recording.
     """
     if parsed.machine is None:
         named = [str(layer["device"].raw) for layer in layers if "device" in layer]

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> HostReply:
-    """Change to the order's working directory, and return its status and this host's address.
+    """Change to the order's working directory; return this host's address, or the problem.
 
     The launches themselves check that all machines agree.
     """
@@ -161,7 +161,7 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
 
 
 def _kill_reason(status: int, *, is_ours: bool) -> str:
-    """Return a report if a signal killed the launcher, or an empty string."""
+    """Return a report if a signal killed the launcher; otherwise an empty string."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return ""

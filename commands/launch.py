@@ -140,7 +140,7 @@ def _launch_remotely(launch: _Launch) -> int | None:
 
 
 def _become_step(launch: _Launch) -> int | None:
-    """In a SLURM job, replace this process with a step on all machines of the job."""
+    """In a SLURM job, replace this process with a job step on all machines of the job."""
     launch.cluster = cluster_layer(launch.environ, launch.layers)
     launch.settings, launch.problems = try_resolve(
         launch.layers, launch.machine, launch.environ, launch.cluster
@@ -152,7 +152,7 @@ def _become_step(launch: _Launch) -> int | None:
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
-    """Detect idle GPUs if requested; a real launch claims them."""
+    """Find idle GPUs if the settings request them; a launch that is not a dry run claims them."""
     settings, parsed = launch.settings, launch.parsed
     if kind_of(settings.device).is_numbered and settings.devices.idle is not None:
         if launch.is_here:
@@ -271,7 +271,7 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
 def _became_step(
     settings: Settings, environ: Mapping[str, str], argv: Sequence[str], parsed: Parsed
 ) -> bool:
-    """Become a SLURM step if the job has more machines; a dry run only prints the step."""
+    """Become a SLURM step if the job has other machines; a dry run only prints the step."""
     if settings_problems(settings):
         return False  # reported when the plan is built
     from headway.launcher.clusters.slurm import run_step, step_of
@@ -294,7 +294,7 @@ def _became_step(
 
 
 def _find_idle_gpus(launch: _Launch) -> Machine:
-    """Return the machine with its current GPU usage; a real launch claims idle GPUs."""
+    """Return the machine with its current GPU usage; claim idle GPUs unless this is a dry run."""
     from headway.ipc.stderr import waiting_for
     from headway.launcher.processes.gpu_claims import claim_idle, with_claims
 

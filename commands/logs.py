@@ -25,8 +25,8 @@ _FIX = "launch with --log-dir DIR to keep all output"
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "logs",
-        "Print the output of the ranks of a run: all output with --log-dir, otherwise the last 200 "
-        "lines of each rank after it has exited.",
+        "Print the output of the ranks of a run: all output if it was launched with --log-dir, "
+        "otherwise the last 200 lines of each rank after the rank has exited.",
         usage="headway logs [--rank R] [--follow] [RUN | JOB]",
         appendix=f"\n{RUN}\nJOB: with --follow, the ID of a SLURM job, such as 12 or 12_3\n",
     )
@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     parser.flag(
         "--follow",
         short="-f",
-        help="print new output until the run or job ends, and exit with its exit code; Ctrl-C "
-        "leaves it running",
+        help="print new output until the run or job ends, and exit with its exit code; after "
+        "Ctrl-C, the run or job continues",
     )
     parsed, name = parser.parse_flag(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():

@@ -38,7 +38,7 @@ GROUPS = {
     "look back": {
         "runs": "list recorded runs, and compare two of them",
         "why": "show the result of a run, and the changes since the last successful run",
-        "logs": "print the output of a run or job, also while it is running",
+        "logs": "print the output of a run or job, even while it is running",
         "checkpoint": "list, verify, export and remove checkpoints",
         "explain": "print the cause of an error, an example and the fix, by its id",
     },

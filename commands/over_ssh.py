@@ -25,8 +25,8 @@ _HERE = {*("--dry-run", "--show-secrets"), *("hosts", "num_machines", "main_addr
 def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int:
     """Run the launch on the hosts, in the order of machine ranks, and return its exit code.
 
-    Raises ConfigError for an error that every machine would report, LaunchError if a host cannot be
-    reached or cannot run it.
+    Raises ConfigError for an error that every machine would report, and LaunchError if a host
+    cannot be reached or cannot run the launch.
     """
     parsed, own, program, layers, machine, environ = request
     _reject_contradictions(parsed, hosts, settings, program)

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "stack",
         "Print the stacks of all ranks of a running `headway launch`, the time since the last "
-        "progress, and the ranks that block the others. The ranks are not interrupted. Ctrl-\\ "
+        "progress, and the ranks that block other ranks. The ranks are not interrupted. Ctrl-\\ "
         "in the launcher's terminal does the same.",
         usage="headway stack [PID]",
         appendix=f"\n{PID}\n",
@@ -80,7 +80,7 @@ def _only_run() -> ActiveRun:
 
 
 def _run_of(process: psutil.Process) -> ActiveRun:
-    """Return the launch of a process or its closest ancestor, or else the only launch below it."""
+    """Return the launch to which a process belongs, or the only launch among its descendants."""
     runs = {run.pid: run for run in list_runs()}
     for parent in (process, *process.parents()):
         if parent.pid in runs:
@@ -97,7 +97,7 @@ def _run_of(process: psutil.Process) -> ActiveRun:
             code=Code.COMMAND_LINE,
         )
     raise LaunchError(
-        f"process {process.pid} is not part of a launch with a launcher",
+        f"process {process.pid} is not part of a launch that has a launcher",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="pass the ID of the launcher or of a rank of a running `headway launch`",

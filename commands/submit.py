@@ -43,6 +43,7 @@ _START_S = 60  # for a job to start, before it has anything to save
 _HERE = {"--submit", "--dry-run", "--show-secrets", *OF_JOBS, "num_machines"}
 """Flags and settings for this command, which are not passed to the launch in the job."""
 
+_LATE = "the job will run the code that exists when it starts"
 _ENV = TABLE["env"]
 _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
 _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
@@ -57,7 +58,7 @@ class _JobEnv(NamedTuple):
 def submit(request: RemoteJob) -> int:
     """Submit the launch and return the exit code.
 
-    Raises ConfigError for an error that every machine would report, LaunchError if sbatch fails.
+    Raises ConfigError for an error that all machines would report, and LaunchError if sbatch fails.
     """
     parsed, own, program, layers, machine, environ = request
     settings = _resolved(layers, machine, environ)
@@ -90,18 +91,18 @@ def submit(request: RemoteJob) -> int:
 
 
 def _snapshot(request: RemoteJob, settings: Settings, into: str, inherited: _JobEnv) -> Relocated:
-    """Copy the program's code into `into`; return the copy, with the profiles' values."""
+    """Copy the program's code into `into`; return the program in the copy and its variables."""
     program, folder, written = request.program, os.getcwd(), inherited.written
     if settings.snapshot == OFF:
         return Relocated(program, {})
     script = script_path(program.kind, program.name)
     commit = read_commit(os.path.dirname(script) or folder)
     if commit is None:
-        _note(request, "the script is not in a git commit: the job runs the code as it is at start")
+        _note(request, f"the script is not in a git commit: {_LATE}")
         return Relocated(program, {})
     name = os.path.relpath(os.path.realpath(script), commit.root)
     if script and name not in _files_of(commit.root):
-        _note(request, "git ignores the script: the job runs the code as it is when it starts")
+        _note(request, f"git ignores the script: {_LATE}")
         return Relocated(program, {})
     if request.parsed.dry_run:
         _note(request, "the job will run a snapshot of the code, taken at submission")
@@ -112,8 +113,8 @@ def _snapshot(request: RemoteJob, settings: Settings, into: str, inherited: _Job
     in_place = "--set snapshot=off runs it in place"
     _note(
         request,
-        f"the job runs a snapshot of the code, and reads other files when it runs: "
-        f"{shown(code)} ({in_place})",
+        f"the job runs a snapshot of the code, {shown(code)}, and reads other files when it runs "
+        f"({in_place})",
     )
     return frozen._replace(variables={**values, **frozen.variables, CODE_VARIABLE: code})
 
@@ -196,7 +197,7 @@ def _reject_local_flags(parsed: Parsed, settings: Settings) -> None:
         raise ConfigError(
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
             where=settings.where(*given) if given else "the command line, with --submit",
-            fix=f"remove {' and '.join(given + flags)}; --num-machines N sets their number",
+            fix=f"remove {' and '.join(given + flags)}; set the number with --num-machines N",
             code=Code.FLAGS_CONTRADICT,
         )
 
@@ -216,7 +217,7 @@ def _resolved(layers: Sequence[Entries], machine: Machine, environ: Mapping[str,
 
 
 def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
-    """Return the options of sbatch; the setting `sbatch` overrides the others."""
+    """Return the options of sbatch; the setting `sbatch` overrides all others."""
     own = settings.sbatch
     pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if 'array' in own else '%j'}.log"
     options = {
@@ -257,7 +258,7 @@ def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:
         return {"signal": f"TERM@{lead_s}"}
     log(
-        f"note: the job is not signalled to save before its time limit: {own['time']} is too short "
+        f"note: the job is not signaled to save before its time limit: {own['time']} is too short "
         f"for a signal {lead_s} s earlier"
     )
     return {}
@@ -343,13 +344,13 @@ def _print_notes(
 ) -> None:
     if inherited.secrets:
         log(
-            f"note: {', '.join(inherited.secrets)} contains a secret and is not in the script: the "
-            "job inherits it from the environment of this command"
+            f"note: the secrets in {', '.join(inherited.secrets)} are not in the batch script: the "
+            "job inherits them from the environment of this command"
         )
     if masked_command(program.args) != list(program.args):
         log(
-            "note: an argument looks like a secret and is in the batch script, which SLURM stores; "
-            "pass it in an environment variable instead"
+            "note: an argument that looks like a secret is in the batch script, which SLURM "
+            "stores; pass it in an environment variable instead"
         )
     if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
         log("note: SLURM may allocate one core per machine; set --sbatch cpus-per-task=N")

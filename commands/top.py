@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "top",
         "Show your running launches on this machine, and the step, time per phase, memory and last "
-        "line of each rank of a launch, until q or Ctrl-C. Phases of a "
+        "line of each rank of a launch, until you press q or Ctrl-C. Phases of a "
         "step are shown for scripts that use Accelerator. A single process has no launcher, and "
         "is shown only with `headway launch --supervise`.",
         usage="headway top [RUN] [--json]",
@@ -85,7 +85,7 @@ def watched() -> list[Watched]:
 
 
 def _chosen(word: str | None) -> list[Watched]:
-    """Return the run with the process ID `word`, or all runs if it is None."""
+    """Return the run with the process ID `word`; all runs if `word` is None."""
     runs = watched()
     if word is None:
         return runs
@@ -154,7 +154,7 @@ def watch(word: str | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[list[int]]:
-    """Yield the terminal's descriptor, unbuffered, in a list; empty without a terminal."""
+    """Yield a list with the terminal's unbuffered descriptor; empty if there is no terminal."""
     import termios
     import tty
 

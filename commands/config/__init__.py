@@ -1,6 +1,6 @@
 """`headway config` and its subcommands, which show, change, check and convert profiles.
 
-`main` imports only the requested subcommand. Outside this folder, only `exchange` imports from it.
+`main` imports only the requested subcommand. Outside this folder, only `exchange` imports its code.
 """
 
 from __future__ import annotations

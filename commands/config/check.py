@@ -90,7 +90,7 @@ def launch_problems(
 
 
 def with_idle_gpus(machine: Machine) -> Machine:
-    """Return the machine with all GPUs idle, because only launches check GPU usage."""
+    """Return a copy of the machine with all GPUs marked idle; only launches check GPU usage."""
     return machine._replace(
         gpus=tuple(gpu._replace(use=GpuUse(0, 0, ()), claimed_by="") for gpu in machine.gpus)
     )

@@ -104,8 +104,8 @@ def apply(
 ) -> None:
     """Change the profile at `path`, which may be missing, and print the differences.
 
-    Values that this machine does not support are written, with a note: a profile may be for
-    another machine. Problems with changed values report `origin` or the line in the profile.
+    Values that this machine does not support are written, with a note, because a profile may be
+    for another machine. Problems with changed values report `origin` or the line in the profile.
     """
     old = text_at(path)
     before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)
@@ -143,7 +143,7 @@ def _shown(key: str, raw: Raw) -> str:
 
 
 def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the values with each variable of `env` as `env.NAME`; keep an invalid `env`."""
+    """Return the values, with each variable of `env` as `env.NAME`; an invalid `env` is kept."""
     try:
         variables = Settings.env.parser(values.get("env", {}))
     except ValueError:

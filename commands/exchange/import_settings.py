@@ -36,7 +36,7 @@ _OF_SEVERAL_MACHINES = {  # key: the equivalent setting
     "main_process_port": "main_port",
 }
 _RESET = (*("device", "devices", "num_processes", "mixed_precision"), *OF_MACHINES, *OF_STRATEGIES)
-"""Settings that are removed if the file omits them, because it implies Accelerate's defaults."""
+"""Settings to remove if the file omits them, which means that Accelerate's defaults apply."""
 
 _STRATEGIES = {
     **dict.fromkeys(("true", "full_shard", "1"), FSDP),
@@ -62,7 +62,8 @@ _SAME_HERE = {  # key of fsdp_config: values without an effect in Headway
     "fsdp_backward_prefetch": ("backward_pre", "no_prefetch"),
 }
 _LOSES = (
-    "training would differ: Headway supports DDP and FSDP in fp32, fp16 and bf16, not these keys"
+    "training would differ: Headway supports DDP and FSDP in fp32, fp16 and bf16, but not these "
+    "keys"
 )
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
@@ -174,7 +175,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return num_machines and num_processes, which Accelerate's file sets for all machines."""
+    """Return num_machines, and num_processes for one machine; Accelerate's file sets the total."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)
@@ -191,7 +192,8 @@ def _machines(file: _File, kind: str) -> dict[str, Raw]:
         raise ConfigError(
             f"num_machines is {machines}, but main_process_ip is not set",
             where=file.where,
-            fix="add `main_process_ip: HOST` to that file, the name or IP address of machine 0",
+            fix="add `main_process_ip: HOST` to that file, where HOST is the name or IP address of "
+            "machine 0",
             code=Code.BAD_FILE,
         )
     values: dict[str, Raw] = {"num_machines": str(machines)}
@@ -226,7 +228,7 @@ def _sharding(left: dict[str, Any]) -> dict[str, Raw]:
 
 
 class _File:
-    """The remaining keys of a configuration; each method reads a key and removes it."""
+    """The keys of a configuration that have not been read; reading a key removes it."""
 
     def __init__(self, left: dict[str, Any], where: str) -> None:
         self.left, self.where = left, where

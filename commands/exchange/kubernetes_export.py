@@ -1,6 +1,6 @@
 """Convert a launch to a Kubernetes manifest: an indexed Job with a pod for each machine.
 
-Pure. Source: the Kubernetes API reference, batch/v1 and core/v1.
+This module has no side effects. Source: the Kubernetes API reference, batch/v1 and core/v1.
 """
 
 from __future__ import annotations

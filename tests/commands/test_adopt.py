@@ -48,7 +48,7 @@ def test_each_name_has_its_lines_and_all_its_differences(
         ("import torch.distributed\n", "docs/guides/coming-from.md"),
         ("import torch\nimport lightning.pytorch as pl\n", "docs/guides/coming-from.md"),
         ("import torch\nfrom transformers import Trainer\n", "docs/reference/accelerate.md"),
-        ("import torch\nfrom headway import Accelerator\n", "imports headway already"),
+        ("import torch\nfrom headway import Accelerator\n", "already imports headway"),
         ("import os\n", "neither accelerate nor torch"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_job_too_short_for_a_signal_has_none_and_is_told_so(
 ) -> None:
     text = submitted(*flags, script)
     assert "signal" not in options_in(text)
-    assert "not signalled to save before its time limit" in text
+    assert "not signaled to save before its time limit" in text
 
 
 def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(
@@ -456,7 +456,7 @@ def test_no_edit_of_the_code_after_the_submission_reaches_a_queued_job(
     code, text = run("launch", "--submit", "slurm", "--cpu", "train.py", "--conf", "conf/a.txt")
     assert code == 0
     snapshot = next(repository.glob("headway-jobs/train-*/code"))
-    assert f"files when it runs: {snapshot}" in text.replace("~", str(Path.home()))
+    assert f"snapshot of the code, {snapshot}" in text.replace("~", str(Path.home()))
     _, script, environ = json.loads(sbatch.read_text())
     edit_everything()
     done = subprocess.run(
