@@ -1,7 +1,7 @@
 """A minimal init for a launcher that runs as PID 1, for example in a container.
 
-The kernel applies no default signal actions to PID 1, so a script without handlers would ignore
-SIGTERM, and the container's orphans would remain zombies.
+The kernel does not apply default signal actions to PID 1, so a script without handlers would ignore
+SIGTERM. PID 1 must also reap the container's orphans, which would otherwise remain zombies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _NOT_FORWARDED = {
 
 
 def leave_pid_1() -> None:
-    """Fork and return in the child; until it exits, the parent forwards signals and reaps orphans.
+    """Fork, and return in the child; the parent stays as PID 1.
 
-    The child gets a new process group in the terminal's foreground, so Ctrl-C reaches it once.
+    Until the child exits, the parent forwards signals and reaps orphans. The child gets a new
+    process group in the terminal's foreground, so it receives Ctrl-C only once.
     """
     forwarded = signal.valid_signals() - _NOT_FORWARDED
     awaited = {*forwarded, signal.SIGCHLD}
-    signals.reset_handlers(signal.SIGCHLD)  # an ignored SIGCHLD is not sent
+    signals.reset_handlers(signal.SIGCHLD)  # the kernel does not send an ignored SIGCHLD
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     child = os.fork()
     if child == 0:

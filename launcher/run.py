@@ -1,4 +1,4 @@
-"""Runs a plan: one process replaces the launcher or runs inside it; several run under the agent."""
+"""Runs a plan: one process replaces the launcher or runs in it; several run under an agent."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def run(
     is_quiet: bool = False,
     start: Callable[[], Launch] | None = None,
 ) -> int:
-    """Run the plan and return the exit code; does not return if the script replaces this process.
+    """Run the plan and return the exit code.
 
-    `start` returns the launch's entry in the run record; if `start` is None, no record is written.
+    This function does not return if the script replaces this process. `start` returns the launch's
+    entry in the run record; if `start` is None, no record is written.
+
     Raises LaunchError or WorkerFailed.
     """
     environment = launch_environment(plan, environ)
@@ -78,7 +80,7 @@ def run(
 
 @contextmanager
 def exit_on_stop_signals(starter: Starter, recorder: Recorder | None = None) -> Iterator[None]:
-    """Exit on stop signals without an exception, which importing numpy or torch may swallow."""
+    """Exit on stop signals without raising an exception, which an import of torch could swallow."""
 
     def end(number: int, _: object) -> None:
         signals.ignore(*STOP_SIGNALS)
@@ -97,7 +99,7 @@ def exit_on_stop_signals(starter: Starter, recorder: Recorder | None = None) -> 
 
 
 def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
-    """Serve `headway top` and `headway stack`, unless the socket cannot be created."""
+    """Answer `headway top` and `headway stack`, unless the socket cannot be created."""
     from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 
     settings = plan.settings
@@ -117,7 +119,7 @@ def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | No
 
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
-    """Write the run record of a process without a launcher; return the variable with its path."""
+    """Write the run record of a process without a launcher; return a variable with its path."""
     from headway.history.store import begin, failure_message, new_path
 
     path = new_path(environ)
@@ -133,7 +135,7 @@ def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> di
 def _record_run(
     plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Launch] | None
 ) -> Iterator[Recorder | None]:
-    """Record the run in the `with` block, including an exception that ends the run."""
+    """Record the run in the `with` block, including an exception that terminates the run."""
     recorder: Recorder | None = None
     try:
         if start is not None:
@@ -173,7 +175,7 @@ def _as_launch_error(error: BaseException) -> BaseException:
 def _exit_of(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the report of a launch that raised an exception."""
     if isinstance(error, SystemExit):  # from a stop signal
-        return int(error.code or 0), "stopped before its ranks had started"
+        return int(error.code or 0), "stopped before the ranks had started"
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     return code, str(error) or type(error).__name__
 

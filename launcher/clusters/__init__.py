@@ -1,4 +1,4 @@
-"""Cluster detection: settings and ranks from a scheduler's environment variables.
+"""Detects clusters, and reads settings and ranks from a scheduler's environment variables.
 
 Does not contact other machines, except a SLURM or PMIx server.
 """

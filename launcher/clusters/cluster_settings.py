@@ -1,7 +1,7 @@
-"""Settings, rank and job id of this process, from a cluster's environment variables.
+"""Reads this process's settings, rank and job id from a cluster's environment variables.
 
 The first row of `table.py` that matches the environment provides a layer of settings. Values set by
-the user override this layer. Does not import torch.
+the user override this layer. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PREFIXES = (
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:
     """Return the settings from the cluster's variables in `environ`, with the variables as origins.
 
-    `layers` are the user's settings in order of precedence; they may set `cluster`. A launch
-    inside a rank is not part of that rank's run.
+    `layers` are the user's settings, in ascending precedence; they may set `cluster`. If they do
+    not, a launch inside a rank gets no settings, because it is not part of that rank's run.
     """
     wanted = _wanted(layers)
     has_variables = any(name.startswith(PREFIXES) for name in environ) and not _is_in_rank(environ)
@@ -38,9 +38,10 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
 
 
 def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
-    """Return this process's rank if the cluster started each rank itself, else None.
+    """Return this process's rank if the cluster started each rank itself; None if it did not.
 
-    If the user sets num_machines or machine_rank, the cluster started one launch per machine.
+    If the user sets num_machines or machine_rank, the cluster must have started one launch per
+    machine.
     """
     is_per_machine = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if is_per_machine or settings.cluster == NO_CLUSTER:
@@ -66,7 +67,7 @@ def _is_in_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(layers: Sequence[Entries]) -> str:
-    """Return the user's `cluster` setting, or `auto`; unknown names are reported elsewhere."""
+    """Return the user's `cluster` setting; `auto` if it is not set, or invalid (reported later)."""
     row = TABLE["cluster"]
     named = [layer["cluster"] for layer in layers if "cluster" in layer]
     return str(row.parse(named[-1].raw)) if named and row.accepts(named[-1].raw) else AUTO

@@ -1,4 +1,4 @@
-"""A kind of cluster: its detection, and the variables that provide its settings."""
+"""Defines a kind of cluster: how it is detected, and which variables provide its settings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import Ranks
 from headway.settings.profile import Entries, Entry
 
-FIX = "pass --num-machines and --main-address, or --cluster none for a run on this machine alone"
+FIX = "pass --num-machines and --main-address, or --cluster none to run on this machine alone"
 _FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 
 class ClusterKind(NamedTuple):
     """A kind of cluster.
 
-    `derive` returns the settings that are computed from variables; invalid entries have problems.
-    `task` returns this process's rank if the cluster started every rank, and None if it started
-    one launch per machine. Other packages add a kind with an entry point in the group
-    `headway.clusters` that has the kind's name.
+    `derive` returns the settings that are computed from variables; entries with invalid values
+    contain problems. `task` returns this process's rank if the cluster started every rank, and None
+    if it started one launch per machine. Another package can add a kind through an entry point in
+    the group `headway.clusters`. The entry point must have the kind's name.
     """
 
     name: str  # value of the setting `cluster`

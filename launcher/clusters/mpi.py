@@ -1,8 +1,8 @@
-"""Rank, world size and hosts from Open MPI's environment and its PMIx server, without MPI.
+"""Reads rank, world size and hosts from Open MPI's variables and its PMIx server, without MPI.
 
-Sources: Open MPI's documentation, environment variables defined for each MPI process; the
-PMIx 4 standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for the layout of
-pmix_proc_t and pmix_value_t, and the numbers of types and ranks.
+Sources: Open MPI's documentation on the environment variables of each MPI process; the PMIx 4
+standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for the layouts of
+pmix_proc_t and pmix_value_t and for the numbers of types and special ranks.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Value(ctypes.Structure):
 
 @cache  # one query per process
 def ask_server() -> MpiJob:
-    """Query the PMIx server for the job's nodes, which takes 40 ms; raises PmixError."""
+    """Ask the PMIx server for the job's nodes; raises PmixError. The query takes about 40 ms."""
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)
     if status:
@@ -125,7 +125,7 @@ def _get(library: ctypes.CDLL, me: _Process, rank: int, key: str) -> Any:
         ctypes.byref(process), key.encode(), None, ctypes.c_size_t(0), ctypes.byref(found)
     )
     if status:
-        raise PmixError(f"PMIx_Get of {key} returned {status}")
+        raise PmixError(f"PMIx_Get for {key} returned {status}")
     value = found.contents
     if value.type == _STRING:
         return ctypes.string_at(value.data[0]).decode()

@@ -1,4 +1,4 @@
-"""SLURM: variables, node lists, and launches that run as a step of a job."""
+"""Reads SLURM's variables and node lists, and runs launches as steps of a SLURM job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 def read_nodelist(text: str) -> list[str]:
-    """Expand a node list, in order; raises ValueError if it is malformed.
+    """Return the nodes in a SLURM node list, in its order; raises ValueError if it is malformed.
 
     >>> read_nodelist("rack[1-2]n[03-04],login")
     ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
@@ -45,7 +45,7 @@ def read_nodelist(text: str) -> list[str]:
 
 
 def read_repeated(text: str) -> list[int]:
-    """Expand a list of one number per node; raises ValueError if it is malformed.
+    """Expand SLURM's notation for one number per node; raises ValueError if it is malformed.
 
     >>> read_repeated("2(x3),1")
     [2, 2, 2, 1]
@@ -60,7 +60,7 @@ def read_repeated(text: str) -> list[int]:
 
 
 def _numbers(ranges: str) -> Iterator[str]:
-    """Yield the numbers of ranges, zero-padded like each range's start: 03, 04, 7 for 03-04,7."""
+    """Yield all numbers in the ranges, zero-padded as in the text: 03, 04 and 7 for 03-04,7."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
@@ -115,7 +115,7 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _job_settings(environ: Environ) -> Entries:
-    """Return the settings for a process of a job outside of the job's steps."""
+    """Return the settings for a process that runs in a job, but not in one of the job's steps."""
     allocation = allocation_of(environ)
     entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
     if len(allocation.nodes) > 1:
@@ -147,7 +147,7 @@ def _step_settings(environ: Environ) -> Entries:
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
-    """Return num_processes if the job requests several tasks per node; SLURM's default is 1."""
+    """Return num_processes if the job requests several tasks per node; 1 is SLURM's default."""
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}
@@ -201,11 +201,11 @@ class Step(NamedTuple):
 def step_of(
     environ: Environ, settings: Settings, launch: Sequence[str], *, has_terminal: bool
 ) -> Step | None:
-    """Return the step in which to run the command `launch`; None to run it in this process.
+    """Return the step that should run the command `launch`; None if this process should run it.
 
-    On one machine, a step is also used, unless there is a terminal: SLURM signals steps, not the
-    batch script, before the time limit and on preemption. If the user sets the machine rank or the
-    main address, the user starts the launch on each machine.
+    On one machine, a step is also used, unless there is a terminal: before the time limit and on
+    preemption, SLURM signals steps, but not the batch script. If the user sets the machine rank or
+    the main address, no step is used, because the user starts the launch on each machine.
 
     Raises ConfigError if the job has fewer machines than requested, and LaunchError if this process
     is in a step whose variables are missing.
@@ -245,11 +245,11 @@ def run_step(step: Step) -> NoReturn:
         os.execvpe(step.command[0], step.command, step.environment)
     except OSError as error:
         raise LaunchError(
-            f"cannot run srun, which reaches the {step.num_machines} machines of this job: "
+            f"cannot run srun to start the launch on {step.num_machines} machines of this job: "
             f"{error.strerror}",
             where=f"{JOB_VARIABLE}={step.environment[JOB_VARIABLE]}",
             fix="start the launch with srun outside the container, with --ntasks-per-node=1, or "
-            "pass --num-machines 1 for a run on this machine alone",
+            "pass --num-machines 1 to run on this machine alone",
             code=Code.SLURM_STEP,
         ) from None
 
@@ -258,32 +258,33 @@ def _check_num_machines(allocation: Allocation, settings: Settings) -> None:
     available, requested = len(allocation.nodes), settings.num_machines
     if requested > available:
         raise ConfigError(
-            f"num_machines is {requested}, but this job has {available}",
+            f"num_machines is {requested}, but this job has {available} machine"
+            + "s" * (available > 1),
             where=settings.where("num_machines"),
-            fix="remove num_machines: it defaults to the number of the job's machines",
+            fix="remove num_machines: it defaults to the number of machines in the job",
             code=Code.SLURM_STEP,
         )
 
 
 def _min_cpus(environ: Environ) -> int:
-    """Return the smallest number of CPUs that the job has on a machine."""
+    """Return the smallest number of CPUs that the job has on any of its machines."""
     try:
         return min(read_repeated(environ[_CPUS]))
     except (KeyError, ValueError):
         raise ConfigError(
             f"{_CPUS} is {environ.get(_CPUS, '')!r}, but srun needs the number of CPUs per machine",
             where=f"environment {_CPUS}",
-            fix="keep SLURM's variables in the environment, or pass --num-machines 1 for a run on "
+            fix="keep SLURM's variables in the environment, or pass --num-machines 1 to run on "
             "this machine alone",
             code=Code.SLURM_STEP,
         ) from None
 
 
 def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]:
-    """Return the srun command for one task per machine, with all CPUs of the job.
+    """Return the srun command that starts one task with `cpus` CPUs on each machine.
 
-    The launchers stop each other; srun must not kill launchers whose ranks are still saving. Other
-    steps, such as a shell's, may share the CPUs and GPUs.
+    The launchers stop each other, so srun must not kill launchers whose ranks are still saving.
+    Other steps, such as an interactive shell's, may use the same CPUs and GPUs.
     """
     words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
     words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
@@ -294,7 +295,7 @@ def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]
 
 
 def _environment(environ: Environ) -> dict[str, str]:
-    """Return the environment of the step, with a key that only the step's launchers share."""
+    """Return the step's environment, including a key that only the step's launchers share."""
     inherited = {name: text for name, text in environ.items() if not name.startswith(_STEP_OPTIONS)}
     return {
         KEY_VARIABLE: secrets.token_hex(32),

@@ -1,6 +1,6 @@
-"""The table of cluster kinds, and the settings from the detected cluster's variables.
+"""Defines the table of cluster kinds, and reads settings from the detected cluster's variables.
 
-The rows of SLURM and MPI are in `slurm.py` and `mpi.py`; all other rows are here.
+The rows for SLURM and MPI are in `slurm.py` and `mpi.py`; all other rows are here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _skypilot(environ: Environ) -> Entries:
 
 
 def _ranked(environ: Environ) -> Entries:
-    """Read RANK as the machine's rank if NPROC_PER_NODE is set; otherwise RANK is ambiguous."""
+    """Read RANK as the machine's rank if NPROC_PER_NODE is set; otherwise, RANK is ambiguous."""
     if _PROCESSES in environ:
         return {
             "num_machines": Entry(environ["WORLD_SIZE"], origin_of("WORLD_SIZE")),
@@ -42,12 +42,12 @@ def _ranked(environ: Environ) -> Entries:
         }
     rank, size = environ["RANK"], environ["WORLD_SIZE"]
     what = (
-        f"RANK is {rank!r} and WORLD_SIZE {size!r} without LOCAL_RANK: "
-        "they may number machines or processes"
+        f"RANK is {rank!r} and WORLD_SIZE is {size!r}, but LOCAL_RANK is not set: "
+        "RANK may number machines or processes"
     )
     fix = (
-        f"pass --num-machines {size} --machine-rank {rank} if they number machines; "
-        "pass --cluster none for a run on this machine alone"
+        f"if RANK numbers machines, pass --num-machines {size} --machine-rank {rank}; "
+        "to run on this machine alone, pass --cluster none"
     )
     return invalid("RANK, WORLD_SIZE", what, fix)
 
@@ -112,16 +112,16 @@ CLUSTERS: Sequence[ClusterKind] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, R
 """The first detected row applies."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
-"""Clusters that collect the output of all machines of a run in one place."""
+"""Clusters that collect the output of all machines in a run in one place."""
 
 _COMPARED = ("num_machines", "machine_rank")
-"""Settings on which clusters must agree; not addresses, because a host can have several names."""
+"""Settings on which clusters must agree. Addresses may differ, as a host can have several names."""
 
 
 def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
     """Return the settings of the first matching row, with the variables as origins.
 
-    `wanted` is the user's `cluster` setting, or `auto`; `sets_num_machines` is whether the user
+    `wanted` is the user's `cluster` setting, or `auto`; `sets_num_machines` is true if the user
     set num_machines.
     """
     if wanted != AUTO:
@@ -137,7 +137,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
         return NOTHING
     first = here[0]
     entries = _entries(first, environ)
-    is_number = entries.keys() == {"machine_rank"}  # every pod of an indexed Job has one
+    is_number = entries.keys() == {"machine_rank"}  # every pod of an indexed Job has this variable
     if not entries or (is_number and not sets_num_machines):
         return NOTHING
     others = [row for row in here[1:] if row.name not in (*first.overrides, RANKED.name)]
@@ -148,7 +148,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
 
 
 def row_of(name: str) -> ClusterKind:
-    """Return the row named `name`, possibly from another package; KeyError if there is none."""
+    """Return the row named `name`, also from another package; raises KeyError if there is none."""
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]
@@ -157,13 +157,13 @@ def row_of(name: str) -> ClusterKind:
 
 
 def _refused(environ: Environ) -> Entries:
-    """Return an error if an unsupported launcher started more than one machine or process."""
+    """Return an error if an unsupported launcher uses more than one machine or process."""
     for row in NUMBERINGS.values():
         try:
             count = row.count(environ)
         except OSError as error:
             return unreadable(row.size, f"{row.source}'s hostfile cannot be read", error)
-        if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # its own row reports it
+        if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # TORCHRUN reports it
             return invalid(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
         if count > 1:
             return {} if row.is_supported else _unsupported(row, count, environ)
@@ -173,15 +173,16 @@ def _refused(environ: Environ) -> Entries:
 def _unsupported(row: Numbering, count: int, environ: Environ) -> Entries:
     if not row.rank:
         hosts = ",".join(row.hostnames(environ))
-        what = f"this {row.source} job has {count} machines, but this launch would use one of them"
-        return invalid(row.size, what, f"pass --hosts {hosts}, or --num-machines 1 for this one")
+        what = f"this {row.source} job has {count} machines, but this launch would use only one"
+        return invalid(row.size, what, f"pass --hosts {hosts}, or --num-machines 1 to use only one")
     number = environ.get(row.rank)
     which = f"one of {count} {row.unit}s" if number is None else f"{row.unit} {number} of {count}"
     what = f"{row.source} started this launch as {which}, but Headway cannot join its run"
     fix = "start one launch on each machine, with --num-machines and --main-address"
     if row.unit == PROCESS:
         fix = f"do not use {row.source.split()[0]}: pass --hosts a,b, or {fix}"
-    return invalid(f"{row.size}, {row.rank}", what, f"{fix}; if it runs alone, pass --cluster none")
+    fix += "; to run on this machine alone, pass --cluster none"
+    return invalid(f"{row.size}, {row.rank}", what, fix)
 
 
 def _entries(cluster: ClusterKind, environ: Environ) -> dict[str, Entry]:

@@ -1,4 +1,4 @@
-"""The step metrics that the ranks on all machines report."""
+"""Collects the step metrics that the ranks on all machines report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from headway.ipc.records import Figures
 from headway.launcher.figures.slow_rank import SlowRank, Times, find_persistent_slow_rank, mean_step
 
-_WINDOW_S = 5.0  # for the means of shares and rates
+_WINDOW_S = 5.0  # shares and rates are means over this time
 _INTERVAL_STEPS, _INTERVAL_S = 5, 1.0  # the minimum length of an analyzed interval
-_NUM_INTERVALS = 4  # with the same slow rank before it is reported: at least 20 steps
+_NUM_INTERVALS = 4  # a rank is reported after it was the slowest in so many: at least 20 steps
 _MAX_RECORDS = 120  # per rank
-_QUIET_S = 5.0  # time without a record before it is reported
-_DATA_BOUND = 1 / 3  # waiting for data is reported from this share of a step on
+_QUIET_S = 5.0  # a longer time without a record is reported
+_DATA_BOUND = 1 / 3  # waiting for data is reported if it takes at least this share of a step
 
 
 class RankRow(NamedTuple):
@@ -43,7 +43,7 @@ class RankRow(NamedTuple):
 class _Rank:
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.recent: deque[Figures] = deque(maxlen=_MAX_RECORDS)  # of the last `_WINDOW_S`
+        self.recent: deque[Figures] = deque(maxlen=_MAX_RECORDS)  # of the last `_WINDOW_S` seconds
         self.pending: deque[Figures] = deque(maxlen=_MAX_RECORDS)
         self.recorded_at = 0.0
 
@@ -59,20 +59,20 @@ class _Rank:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the pending records are sufficient for an interval."""
+        """Whether the pending records are long enough for an interval to analyze."""
         steps = sum(row.num_steps for row in self.pending)
         seconds = sum(row.seconds for row in self.pending)
         return steps >= _INTERVAL_STEPS and seconds >= _INTERVAL_S
 
 
 class RunFigures:
-    """The reported steps of all ranks; thread-safe."""
+    """The steps that all ranks have reported. This class is thread-safe."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[int, Figures], None]] = []
-        """Called with each record by the thread that calls `note`."""
+        """Functions that are called with each rank and record, in the thread that calls `note`."""
         self.report: Callable[[str], None] = lambda _: None
-        """Called with a sentence about a persistent slow rank or long waits for data."""
+        """A function that is called with a sentence on a persistent slow rank, or on slow data."""
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
         self._num_ranks = 1
@@ -84,7 +84,7 @@ class RunFigures:
         self._lock = threading.RLock()
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
-        """Replace the last attempt's ranks with `num_ranks` new ranks on all machines together."""
+        """Discard the last attempt's ranks, and expect `num_ranks` new ranks on all machines."""
         with self._lock:
             self._machine, self.hosts = machine, {machine: socket.gethostname()}
             self._ranks.clear()
@@ -102,7 +102,7 @@ class RunFigures:
         *,
         age_s: float = 0.0,
     ) -> None:
-        """Add a rank's record, unless it is invalid; `machine` None is this machine."""
+        """Add a rank's record, unless the record is invalid; None as `machine` is this machine."""
         with self._lock:
             # a higher rank is from an earlier attempt with more machines
             if rank >= self._num_ranks or not _is_valid(figures):
@@ -198,7 +198,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return the status line; empty before the first record, and if this is not machine 0."""
+        """Return the status line; empty before the first record, and on all but machine 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""
@@ -229,7 +229,7 @@ class RunFigures:
         if not shares or any(share is None or share < _DATA_BOUND for share in shares):
             return ""
         least = min(share for share in shares if share is not None)
-        who = "all ranks wait" if len(shares) > 1 else "the training waits"
+        who = "all ranks wait" if len(shares) > 1 else "training waits"
         with self._lock:
             last = [rank.recent[-1].num_workers for rank in self._ranks.values()]
         above = f" above {max(workers)}" if (workers := [n for n in last if n is not None]) else ""
@@ -261,12 +261,12 @@ def _is_valid(figures: Figures) -> bool:
 
 
 def _quiet_limit_s(step_s: float) -> float:
-    """Return the longest normal time without a record, for steps of `step_s` seconds."""
+    """Return the longest time without a record that is normal if a step takes `step_s` seconds."""
     return max(_QUIET_S, 3 * step_s)
 
 
 def _shares(rows: list[RankRow]) -> str:
-    """Return the known shares of the step time, as means over the ranks."""
+    """Format the known shares of the step time, averaged over the ranks."""
     texts = []
     for name in ("compute", "data", "sync", "save"):
         shares = [getattr(row, f"{name}_share") for row in rows]

@@ -1,10 +1,10 @@
 """Finds the rank that delays all other ranks, and the cause, from the ranks' step times.
 
-The last rank to enter a collective waits least, and its peers wait for it. The delay is the
-difference between the peers' median waiting time and the slow rank's. A cause is named only if one
-phase takes longer on the slow rank, and explains the delay. To avoid false reports, every peer must
-wait for at least half of the delay, and the same rank must be the slowest in several consecutive
-intervals.
+The last rank to enter a collective waits least, and its peers wait for it. The delay is the peers'
+median waiting time minus the slow rank's. A cause is named only if one phase takes longer on the
+slow rank, and the difference accounts for most of the delay. To avoid false reports, every peer
+must wait for at least half of the delay, and the same rank must be the slowest in several
+consecutive intervals.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from headway.ipc.records import Figures
 
-MIN_SHARE = 0.1  # of a step; smaller delays are not reported
-_MIN_DELAY_S = 0.0005  # of a step: smaller delays are noise
-_MIN_EXPLAINED = 0.8  # of the delay, by one cause
-_MIN_GAP = 0.5  # of the delay: the minimum that every peer waits
+MIN_SHARE = 0.1  # of a step; a smaller delay is not reported
+_MIN_DELAY_S = 0.0005  # per step; a smaller delay is noise
+_MIN_EXPLAINED = 0.8  # of the delay, for one cause to be named
+_MIN_GAP = 0.5  # of the delay; every peer must wait this much longer than the slow rank
 
 DATA, FORWARD, BACKWARD, SAVE = "data", "forward", "backward", "save"
 MACHINE, SCRIPT = "machine", "script"
@@ -62,7 +62,7 @@ class SlowRank(NamedTuple):
     cost_s: float  # the delay of each step
     step_s: float
     cause: str | None  # a key of `_NAMES`; None: unknown
-    ratio: float = 0.0  # of the rank's time in the cause to the peers' median; 0: unknown
+    ratio: float = 0.0  # the rank's time in that phase divided by the peers' median; 0: unknown
 
     def describe(self, host: str = "") -> str:
         """Describe the rank in a sentence without a full stop; pass `host` on multi-node runs."""
@@ -80,7 +80,7 @@ def _digits(milliseconds: float) -> int:
 
 
 def mean_step(records: Iterable[Figures]) -> Times | None:
-    """Return the mean step of one rank's records, or None if they contain no step."""
+    """Return the mean times of a step in one rank's records, or None if they contain no step."""
     taken = list(records)
     num_steps = sum(row.num_steps for row in taken)
     if num_steps <= 0:
@@ -96,7 +96,7 @@ def mean_step(records: Iterable[Figures]) -> Times | None:
 
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
-    """Return the rank that delays all others, unless the delay is small or the cause is unclear."""
+    """Return the rank that clearly delays all other ranks; None if the delay is small."""
     if len(times) < 2 or not all(time.has_phases for time in times.values()):
         return None
     last, *others = sorted(times, key=lambda rank: times[rank].sync)

@@ -1,1 +1,1 @@
-"""The frozen plan of a launch. Starts no processes, reads no files and does not import torch."""
+"""Builds the frozen plan of a launch, without starting processes, reading files or using torch."""

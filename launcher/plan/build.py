@@ -1,6 +1,6 @@
-"""Builds a frozen LaunchPlan from resolved settings and a machine. Pure: no I/O, no torch.
+"""Builds a frozen LaunchPlan from resolved settings and a machine, without I/O and without torch.
 
-Unusable settings are rejected, with all problems in one error, and never changed silently.
+Unusable settings are never changed silently. They are rejected in one error with all problems.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def build_plan(
 ) -> LaunchPlan:
     """Build the plan of a launch.
 
-    `problems` were found by `try_resolve` and are reported together with the plan's problems;
-    other arguments are as in `LaunchPlan`.
+    `problems` are those that `try_resolve` found; they are reported together with the plan's
+    problems. The other arguments correspond to the fields of `LaunchPlan`.
 
     Raises:
-        ConfigError: for `problems`, and if settings contradict each other.
-        MachineError: if this machine does not support the settings.
+        ConfigError: if there are `problems`, or if settings contradict each other.
+        MachineError: if the only problems are settings that this machine does not support.
     """
     needing = _launcher_setting(settings, is_rank=task is not None)
-    supervised = "--supervise" if supervise else None
+    supervised = "--supervise is set" if supervise else None
     if needing is not None:
         supervised = f"{needing} is {settings.values[needing].value}"
     if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
@@ -67,7 +67,7 @@ def build_plan(
     if not found:
         found += _binding_problems(plan)
     if task is not None:
-        found = [p for p in found if p.code != Code.TOO_FEW_GPUS]  # explained below
+        found = [p for p in found if p.code != Code.TOO_FEW_GPUS]  # reported on the next line
         found += _task_problems(plan, task)
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
@@ -84,7 +84,7 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
 
 
 def _launcher_setting(settings: Settings, *, is_rank: bool) -> str | None:
-    """Return the setting that requires a launcher to supervise the script, or None."""
+    """Return a setting that requires a launcher to supervise the script; None if none does."""
     for name in ("num_processes", "num_machines"):
         if settings.values[name].value > 1 and not is_rank:
             return name
@@ -95,10 +95,10 @@ def _launcher_setting(settings: Settings, *, is_rank: bool) -> str | None:
 
 
 def _unhooked_reason(plan: LaunchPlan) -> str | None:
-    """Return the reason why training libraries are not hooked, or None if they are.
+    """Return the reason why training libraries are not hooked; None if they are hooked.
 
-    Libraries are hooked in ranks under a launcher. A single process without a launcher is plain
-    Python, unless it is a job, which may be preempted, or the user sets a setting for Trainers.
+    Libraries are hooked in all ranks under a launcher. Without a launcher, a single process is
+    plain Python, unless it runs in a job, which may be preempted, or a Trainer's setting is set.
     """
     settings = plan.settings
     if settings.library_hooks != YES:
@@ -124,7 +124,7 @@ def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem
         )
     if plan.in_process and program.kind == "program":
         yield Problem(
-            f"--in-process runs Python, but {program.name} is another program",
+            f"--in-process runs only Python, but --no-python runs {program.name} without it",
             "flag --in-process; flag --no-python",
             "remove one of the flags",
             code=Code.PROGRAM_IN_PROCESS,
@@ -143,7 +143,7 @@ def _binding_problems(plan: LaunchPlan) -> Iterator[Problem]:
     if plan.settings.numa_binding == NODE and not (plan.cpus and all(plan.cpus)):
         yield Problem(
             "numa_binding is 'node', but the cores close to each rank's device are unknown: "
-            f"the device is {plan.settings.device}, and Linux lists them for NVIDIA GPUs only",
+            f"the device is {plan.settings.device}, and Linux reports them only for NVIDIA GPUs",
             plan.settings.where("numa_binding"),
             "pass --numa-binding off, or start the ranks under numactl",
             names=("numa_binding",),

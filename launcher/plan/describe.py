@@ -1,4 +1,4 @@
-"""The full description of a plan, for `--dry-run`."""
+"""Formats the full description of a plan, which `--dry-run` prints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool
     shown = settings if show_secrets else settings.without_secrets()
     machines = counted(settings.num_machines, "machine", "machines")
     lines = [
-        f"one launch on each of {machines}, by srun",
+        f"srun starts one launch on each of {machines}",
         *_section("settings", settings_table(shown).splitlines()),
         *_section("start", [shlex.join(words)]),
         "note: hardware is detected again on each machine",
@@ -86,7 +86,7 @@ def _hooked(plan: LaunchPlan) -> tuple[str, str]:
     if plan.not_hooked is not None:
         return "no library", plan.not_hooked
     names = ", ".join(dict.fromkeys(hook.name for hook in HOOKS))
-    return names, "once the script imports it"
+    return names, "each is hooked when the script imports it"
 
 
 def _changed(name: str, change: Value) -> tuple[str, str, str]:

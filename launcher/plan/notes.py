@@ -1,4 +1,4 @@
-"""Notes of a launch: unexpected facts before it starts, unused settings after it ends."""
+"""Notes: unexpected facts before a launch starts, and unused settings after it has succeeded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _absent_parts(plan: LaunchPlan) -> dict[Scope | None, str]:
-    """Return the parts that are absent from this launch, each with a condition to print."""
+    """Return the scopes of settings that have no effect in this launch, each with the reason."""
     settings = plan.settings
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
@@ -74,7 +74,7 @@ _NO_EFFECT_RULES: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]
         lambda plan: plan.program.kind == "program",
     ),
 )
-"""Settings without effect because of another setting: names, condition and test."""
+"""Settings that another setting makes ineffective: names, condition to print, and test."""
 
 
 def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:
@@ -114,8 +114,8 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
         from headway.machine.gpus import gpu_fixes
 
         count = len(plan.machine.gpus)
-        gpus = f"{count or 'any'} GPU" + "s" * (count > 1)
-        yield f"{gpus} not used: {reason}; fix: {'; or '.join(gpu_fixes(plan.machine))}"
+        gpus = f"{count} GPU{'s' * (count > 1)} not used" if count else "no GPU is used"
+        yield f"{gpus}: {reason}; fix: {'; or '.join(gpu_fixes(plan.machine))}"
 
 
 def _oversubscribed(plan: LaunchPlan) -> Iterator[str]:
@@ -128,15 +128,16 @@ def _late_variables(plan: LaunchPlan) -> Iterator[str]:
     for name in plan.settings.env if plan.in_process else ():
         if name.startswith(("PYTHON", "LD_", "DYLD_")):
             yield (
-                f"env sets {name}, which has no effect with --in-process: a process reads it "
-                "when it starts"
+                f"env sets {name}, which has no effect with --in-process: such variables are read "
+                "only when a process starts"
             )
 
 
 def _removed_variables(plan: LaunchPlan) -> Iterator[str]:
     names = [name for name in RANK_VARIABLES if {name} <= plan.inherited.keys() & plan.environment]
     if names and plan.task is None and RUN_VARIABLE not in plan.inherited:
-        yield f"not passed to the script, since each launch sets its own: {', '.join(names)}"
+        text = "variables not passed to the script, because each launch sets its own"
+        yield f"{text}: {', '.join(names)}"
 
 
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
@@ -153,10 +154,10 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 
 
 def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
-    """Return a single note on all settings that had no effect, or an empty list.
+    """Return a list with one note on all settings that had no effect, or an empty list.
 
-    `ranks` are the features that each rank of this machine reported as used. If a rank reported
-    nothing, the list is empty. Settings that a library may have used are skipped.
+    `ranks` holds each local rank's report of the features that it used. If any rank sent no report,
+    the returned list is empty. Settings that a library may have used are skipped.
     """
     known = [uses for uses in ranks if uses is not None]
     if len(known) < len(ranks) or not ranks:
@@ -176,7 +177,7 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
         if not (is_called or _is_default(settings, name))
     ]
     count = settings.num_processes * settings.num_machines
-    # in a range of machine counts, this may be the only machine
+    # if num_machines is a range, this may be the only machine
     is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
     if not (is_alone or readers or any(uses.group for uses in known)):
         parts.append(
@@ -187,7 +188,7 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
 
 
 def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
-    """Return a note on unused Accelerator settings; a library may read Accelerate's variables."""
+    """Return a note on unused Accelerator settings, except those that a library may have read."""
     is_alone = settings.num_processes * int(settings.num_machines) == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
     scopes: set[Scope | None] = {"accelerator"}

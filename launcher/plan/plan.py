@@ -25,20 +25,20 @@ class LaunchPlan(NamedTuple):
     python: Sequence[str]  # the interpreter and its flags
     settings: Settings
     machine: Machine
-    inherited: Mapping[str, str]  # the launcher's environment, before the changes
+    inherited: Mapping[str, str]  # the launcher's environment, without the changes below
     gpus: tuple[int, ...]  # indices among the visible GPUs, one per process
-    supervised: str | None  # why a launcher supervises the script; None: the script replaces it
+    supervised: str | None  # why the launcher supervises the script; None: it does not
     in_process: bool  # the script runs in the launcher's interpreter
     task: Ranks | None = None  # this process's rank, if the scheduler starts each rank
     job: str = ""  # the id of the scheduler's job that the launch runs in
     began_at: float = 0.0  # start of the time limit, in seconds since the epoch
-    environment: Mapping[str, Value] = {}  # the changes; None removes a variable
+    environment: Mapping[str, Value] = {}  # changed variables; a value of None removes one
     notes: tuple[str, ...] = ()
     not_hooked: str | None = None  # why training libraries are not hooked
 
     @property
     def cpus(self) -> tuple[str, ...]:
-        """The cores that each process is bound to, in Linux's list format; empty if not bound."""
+        """The cores that each process is bound to, as Linux lists them; empty without binding."""
         gpus = self.machine.visible_gpus if self.settings.numa_binding == NODE else ()
         return tuple(gpus[index].local_cpus for index in self.gpus) if gpus else ()
 
@@ -53,7 +53,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def reports_elsewhere(self) -> bool:
-        """Whether another process of the run prints the common messages."""
+        """Whether another process of the run prints the messages that all of them would print."""
         is_in_cluster = self.task is not None or self.settings.cluster != NO_CLUSTER
         return is_in_cluster and not self.is_first
 
@@ -64,10 +64,10 @@ class LaunchPlan(NamedTuple):
 
     @property
     def is_single_rank(self) -> bool:
-        """Whether a script that replaces the launcher gets the variables of a rank.
+        """Whether a script that replaces the launcher gets a rank's variables, such as RANK.
 
         True only if a flag requests one process. Otherwise, the script is plain Python and may
-        start processes; Lightning, for example, would treat this process as one of several.
+        start processes itself; with RANK, Lightning, for example, would not start any.
         """
         is_by_flag = self.settings.origin("num_processes").layer is Layer.FLAG
         return self.supervised is None and self.task is None and is_by_flag and self.is_alone
@@ -102,7 +102,7 @@ def summary(plan: LaunchPlan) -> str:
 
 
 def _variable_of(settings: Settings, name: str) -> str:
-    """Return another program's variable that set a value, in parentheses, or an empty string."""
+    """Return the other program's variable that set a value, in parentheses; empty if none did."""
     variable = settings.origin(name).variable
     return f" ({variable})" if variable and not variable.startswith(VARIABLE_PREFIX) else ""
 
@@ -149,7 +149,7 @@ def launch_record(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
         environment={
             name: change.value or ""
             for name, change in shown.environment.items()
-            if name in settings.env  # the others follow from settings and machine
+            if name in settings.env  # all others follow from the settings and the machine
         },
         machine=_facts(plan.machine),
         variables=variables_of(plan.inherited),
@@ -183,7 +183,7 @@ def text_of(value: object) -> str:
 
 
 def _original_path(code: str, root: str, word: str) -> str:
-    """Return a command-line word in which the original path replaces the code's copy."""
+    """Return a command-line word with the path of the code's copy replaced by the original path."""
     before, found, name = word.partition(code + os.sep)
     path = os.path.join(root, name)
     near = os.path.relpath(path)

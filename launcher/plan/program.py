@@ -1,4 +1,4 @@
-"""The user's program, the training libraries that can be hooked, and the Python that runs it."""
+"""The user's program, the Python that runs it, and the training libraries that can be hooked."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ RUNTIMES = (
     *("lightning", "lightning_fabric", "pytorch_lightning"),
     *("fastai.distributed", "mmengine", "ultralytics"),
 )
-"""Modules that themselves read rank variables or ACCELERATE_MIXED_PRECISION."""
+"""Modules that read the rank variables or ACCELERATE_MIXED_PRECISION themselves."""
 
 
 class Hook(NamedTuple):
@@ -34,7 +34,7 @@ class Program(NamedTuple):
     name: str  # a path, or a module's name
     args: tuple[str, ...] = ()
     kind: str = "script"  # script, module, or program (not Python)
-    is_stream: bool = False  # a pipe, terminal or descriptor: only one process can read it
+    is_stream: bool = False  # a pipe, terminal or descriptor, which only one process can read
 
     def command(self, python: Sequence[str]) -> list[str]:
         dashes = ["--"] if self.name.startswith("-") else []
@@ -43,7 +43,7 @@ class Program(NamedTuple):
 
 
 def finder_in(path: str) -> Any:
-    """Return the module finder of a folder or zip archive, or None for other paths."""
+    """Return the module finder for a folder or zip archive; None for any other path."""
     for hook in sys.path_hooks:
         with suppress(ImportError):
             return hook(path)
@@ -51,14 +51,14 @@ def finder_in(path: str) -> Any:
 
 
 def interpreter() -> tuple[str, ...]:
-    """Return this Python and its flags, such as -O and -X dev, except flags of a shebang line."""
+    """Return this Python's path and its flags, such as -O, except those of a shebang line."""
     return (sys.executable, *flags_in(sys.orig_argv))
 
 
 def flags_in(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the interpreter's flags in a command line that runs a module or code.
+    """Return the interpreter's flags in a command line that runs a module or code, not a script.
 
-    Source: the usage of `python --help`; -W and -X have values, and -m and -c end the flags.
+    The flags -W and -X have values; -m or -c is the last flag. Source: the output of `python -h`.
     """
     flags: list[str] = []
     words = iter(command[1:])

@@ -58,7 +58,7 @@ def _contract(plan: LaunchPlan) -> Variables:
 
 
 def _accelerate(plan: LaunchPlan) -> Variables:
-    """Set the variables of `accelerate launch`, for Accelerate's own runtime."""
+    """Set the variables that `accelerate launch` sets and that Accelerate's runtime reads."""
     settings = plan.settings
     on_cpu = str(settings.device == "cpu").lower()
     changes = {
@@ -66,7 +66,7 @@ def _accelerate(plan: LaunchPlan) -> Variables:
         "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
     }
     steps = "gradient_accumulation_steps"
-    if settings.origin(steps).layer is not Layer.DEFAULT:  # it overrides the script's argument
+    if settings.origin(steps).layer is not Layer.DEFAULT:  # overrides the script's argument
         changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = _from(settings, steps)
     return changes
 
@@ -107,26 +107,27 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
         mask = ",".join(names[index] for index in plan.gpus)
         changes[machine.mask_variable] = _from(plan.settings, "devices", mask)
     if _orders_gpus_by_speed(machine) and machine.mask is None and _ORDER not in plan.inherited:
-        changes[_ORDER] = _default("PCI_BUS_ID", "different GPU models: nvidia-smi's order")
+        changes[_ORDER] = _default("PCI_BUS_ID", "the GPU models differ: use nvidia-smi's order")
     return changes
 
 
 def _without_p2p(plan: LaunchPlan) -> Variables:
-    """Disable P2P and IB where the driver wrongly reports them, as `accelerate launch` does."""
+    """Disable P2P and InfiniBand if the driver wrongly reports P2P, as `accelerate launch` does."""
     machine = plan.machine
     names = [machine.visible_gpus[index].name for index in plan.gpus]
     if len(names) < 2 or not any("RTX 40" in name for name in names):
         return {}
     if machine.driver is None or numbers(machine.driver) >= _MIN_P2P_DRIVER:
         return {}
-    absent = _default("1", "drivers before 550.40.07 do not report that RTX 40 cards lack it")
+    absent = _default("1", "drivers before 550.40.07 wrongly report that RTX 40 cards support P2P")
     return dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"), absent)
 
 
 def _outer_launch(plan: LaunchPlan) -> Variables:
-    """Remove variables left over from another launch, and variables for launchers only.
+    """Remove variables left over from another launch, and variables that only launchers read.
 
-    Without RANK, they are kept for the script's child processes, unless it becomes a rank.
+    If RANK is not set and the script will not be a rank, the variables of other launches are kept
+    for the script's child processes.
     """
     is_stale = plan.is_rank or "RANK" in plan.inherited
     stale = _default(None, "left over from another launch")
@@ -213,7 +214,7 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
 """If two rules set the same variable, the later one overrides the other."""
 
 _DEFAULTS = (_accelerate, _hidden_gpus, _device_defaults, _without_p2p, _under_launcher, _loopback)
-"""Rules that override the shell's variables only for settings that the user set."""
+"""Rules that override a variable of the shell only with a value that the user set."""
 
 
 def _default(value: str | None, reason: str) -> Value:

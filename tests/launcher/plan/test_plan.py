@@ -62,7 +62,7 @@ def test_pythons_own_flags_are_found_in_its_command_line(words: str, flags: str)
 )
 def test_what_needs_a_launcher_keeps_one(why: str, values: dict[str, Any]) -> None:
     assert plan(layer=Layer.FLAG, **values).supervised == why
-    assert plan(supervise=True).supervised == "--supervise"
+    assert plan(supervise=True).supervised == "--supervise is set"
 
 
 def test_no_variable_of_a_run_around_it_reaches_an_inner_run() -> None:
