@@ -180,6 +180,7 @@ class FeatureUse(NamedTuple):
     readers: tuple[str, ...] = ()  # imported modules that read the launcher's variables
     resuming: bool = False  # resumes from a checkpoint if there is one
     stopping: bool = False  # saves and exits on preemption
+    notes: tuple[str, ...] = ()  # to repeat after a successful run
 
 
 class ScriptEnd(NamedTuple):

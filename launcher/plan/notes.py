@@ -153,6 +153,11 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 # ------------------------------------------------------------------ after a successful run
 
 
+def final_notes(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
+    """Return the note on unused settings, and the notes that the ranks logged during the run."""
+    return [*unused(settings, ranks), *(note for uses in ranks if uses for note in uses.notes)]
+
+
 def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
     """Return a list with one note on all settings that had no effect, or an empty list.
 

@@ -25,7 +25,7 @@ from headway.launcher.figures.figures import RunFigures
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, Output
-from headway.launcher.plan.notes import unused
+from headway.launcher.plan.notes import final_notes
 from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.launcher.processes.agent import Agent, failure_location
 from headway.launcher.processes.log_folder import create_log_folder
@@ -142,7 +142,7 @@ def supervise(
         recorder.report = run_exit.line  # if no error has more details
     _report(agent, run_exit, folder)
     if run_exit.code == 0 and stopped_by is None:
-        for note in unused(settings, [end.feature_use for end in agent.exits]):
+        for note in final_notes(settings, [end.feature_use for end in agent.exits]):
             log(f"note: {note}")
     if output.lost_logs:
         log(output.lost_logs)

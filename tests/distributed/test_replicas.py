@@ -228,6 +228,7 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         progress.num_trained = 0
         stderr._logged.clear()
         assert said(training).count("trains a model that was not passed") == is_told, training
+    assert ("trains a model" in str(progress.feature_use.notes)) == is_told
     assert said(as_it_is).count("returned a list unchanged") == is_told
     stderr._logged.clear()
     assert "note" not in said(all_prepared)

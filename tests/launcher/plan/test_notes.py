@@ -8,7 +8,7 @@ import pytest
 
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.records import FeatureUse
-from headway.launcher.plan.notes import unused
+from headway.launcher.plan.notes import final_notes, unused
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
@@ -85,6 +85,8 @@ def test_a_library_does_not_resume_by_headways_settings() -> None:
 def test_nothing_is_said_of_settings_that_nobody_set() -> None:
     assert unused(settings(num_processes="2"), [GROUP, GROUP]) == []
     assert unused(settings(), [NOTHING]) == []
+    logged = ACCELERATOR._replace(notes=("a model was not passed to prepare()",))
+    assert final_notes(settings(), [None, logged]) == [*logged.notes]  # again, at the end
 
 
 def test_a_checkpoint_and_a_time_limit_that_the_script_does_not_look_at_are_named() -> None:
