@@ -254,7 +254,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return how torch's devices differ from the detected ones, or "", and possible remedies."""
+    """Return how torch's devices differ from the detected devices, if at all, and remedies."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

@@ -31,7 +31,7 @@ from headway.machine.detection import detect_machine
 from headway.settings.table import YES
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
-"""The settings of a launch that affect memory, in addition to those of the strategies."""
+"""The settings of a launch that affect memory, in addition to the settings of the strategies."""
 
 _WAITED_FOR = "the script's first two optimizer steps, on fake tensors"
 _TIME_LIMIT_S = 300.0

@@ -179,7 +179,7 @@ class Parser:
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:
-        """Parse the flags that `split` returns into values; for --help, print the help and exit."""
+        """Parse the flags that `split` has returned; for --help, print the help and exit."""
         values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")

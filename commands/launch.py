@@ -265,7 +265,7 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _print_plan,
     _run,
 )
-"""The tasks of a launch, in order; the first that returns an exit code ends it."""
+"""The tasks of a launch, in order; the first task that returns an exit code ends the launch."""
 
 
 def _became_step(

@@ -32,7 +32,7 @@ _NOT_PYTHON = {  # suffix: description, fix
 
 
 def require_torch() -> None:
-    """Raise ModuleNotFoundError if torch is not installed, without importing it."""
+    """Without importing torch, raise ModuleNotFoundError if it is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -44,7 +44,7 @@ def program_from(
 ) -> Program:
     """Return the program and its arguments, from the words `rest` that follow the flags `own`.
 
-    Raises ConfigError if no program is given, it does not exist, or it is a notebook or a profile.
+    Raises ConfigError if the program is missing, does not exist, or is a notebook or a profile.
     """
     rest = rest[1:] if [*rest[:1]] == ["--"] else rest
     if parsed.module is not None:
@@ -125,7 +125,7 @@ def _missing(script: str, error: OSError, fix: str) -> ConfigError:
 
 
 def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
-    """Return the fix, which names the preceding flag if the word may be its value."""
+    """Return the fix, which names the preceding flag if the word may be the flag's value."""
     usual = "check the path; run a module with -m"
     if not own:
         return usual

@@ -198,7 +198,7 @@ def _extremes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers between `low` and `high`; at least one."""
+    """Return round numbers between `low` and `high`: about `count`, and at least one."""
     rough = (high - low) / count
     if rough < _SMALLEST:
         return [low]

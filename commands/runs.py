@@ -98,7 +98,7 @@ def command_line(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as typed; its path if another script was typed in the same way."""
+    """Return the script as typed, or its path if another script was typed in the same way."""
     name, path = record.start.program, record.start.script
     is_only = {record.start.script for record in records if record.start.program == name} == {path}
     return name if is_only else path or name

@@ -164,7 +164,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
 
 
 def _files_of(root: str) -> list[str]:
-    """Return the files that git tracks or does not ignore, and those tracked in submodules."""
+    """Return the files that git tracks, even in submodules, and others that it does not ignore."""
     words = ("ls-files", "-z")
     tracked = git(root, *words, "--recurse-submodules") or ""
     others = git(root, *words, "--others", "--exclude-standard") or ""
@@ -252,7 +252,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
 
 
 def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the option for a signal before the time limit; none if the limit is too short."""
+    """Return the option that requests a signal before the time limit, unless that is too short."""
     lead_s = settings.grace_period_s + _SAVING_S
     limit_s = _seconds_of(own.get("time", ""))
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:

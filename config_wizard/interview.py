@@ -1,4 +1,4 @@
-"""Asks the questions in order. Only the prompter has side effects: a terminal, a pipe or a test."""
+"""Asks the questions in order. Only the prompter, such as a terminal or pipe, has side effects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Prompter(Protocol):
     """Shows questions to the user and returns the replies."""
 
     def show(self, text: str) -> None:
-        """Show a text."""
+        """Show text to the user."""
 
     def ask(self, question: Question) -> str:
         """Return an answer, HELP_KEY, BACK_KEY, or an empty string for the default.

@@ -37,10 +37,10 @@ _ALWAYS = ("device", "num_processes", "mixed_precision")
 _MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
 _REQUIRED = ("main_address",)
-"""Optional settings that must be answered if asked."""
+"""Optional settings whose question must be answered if it is asked."""
 
 _PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""Replaces the address of machine 0 before its question: a missing address is an error."""
+"""A placeholder for machine 0's address before its question; a missing address is an error."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")

@@ -52,7 +52,7 @@ def validate(argv: Sequence[str]) -> int:
 
 
 def is_valid(paths: Sequence[str], machine: Machine) -> bool:
-    """Print the machine-independent problems of these profiles together, or `ok`."""
+    """Print the machine-independent problems that these profiles have together, or `ok`."""
     try:
         found = profile_problems([read_profile(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
@@ -122,7 +122,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the canonical values of `entries`; raise `problems` and the problems of the values."""
+    """Return the canonical values of `entries`; raise `problems` and problems with the values."""
     try:
         parse_layers(layers_of(entries))
     except ConfigError as error:

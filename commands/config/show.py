@@ -122,7 +122,7 @@ def list_profiles(argv: Sequence[str]) -> int:
 
 
 def _settings_in(path: str) -> str:
-    """Return the settings in the profile on one line, or the reason they cannot be read."""
+    """Return the profile's settings on one line, or the reason why they cannot be read."""
     if not exists(path):
         return "does not exist: run `headway config` to write it"
     try:

@@ -81,7 +81,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
 
 
 def devices_of(machine: Machine) -> Devices:
-    """Return a machine's CUDA GPUs, with their smallest memory size, or its CPU."""
+    """Return a machine's CUDA GPUs, with their smallest memory size, or the machine's CPU."""
     if gpus := machine.gpus_of("cuda"):
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
         if smallest.memory_bytes:

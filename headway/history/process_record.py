@@ -1,4 +1,4 @@
-"""Recording of the figures and the exit of a single process that has replaced its launcher.
+"""Records the figures and the exit of a single process that has replaced its launcher.
 
 If the launcher's code runs the script, that code records the exit. Otherwise, the Accelerator does
 so at interpreter exit. It knows the exit code only if the script raised or called `end_training()`.

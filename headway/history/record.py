@@ -85,7 +85,7 @@ class RunRecord(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """The last step that any rank reported, or 0."""
+        """The last step that any rank reported; 0 if there is none."""
         return max((rows[-1].step for rows in self.figures.values()), default=0)
 
     @property
@@ -214,7 +214,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
 
 
 def decode(text: bytes) -> RunRecord:
-    """Parse a record; a ValueError's message completes "the record ...", such as "is damaged"."""
+    """Parse a record; a ValueError's message completes a sentence about it, as in "is damaged"."""
     found = None
     try:
         fields = json.loads(text)

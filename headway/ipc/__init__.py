@@ -1,3 +1,3 @@
-"""Protocol between launcher and runtime: `run_contract` to a rank, `records` to the launcher.
+"""The protocol of launcher and runtime: a rank receives a `run_contract` and sends `records`.
 Both import this package, which itself imports only the packages `errors` and `devices`.
 """

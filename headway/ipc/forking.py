@@ -86,7 +86,7 @@ def resume_on_parent_exit() -> None:
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of orphaned descendants; return whether the system supports it.
+    """Become the parent of orphaned descendants; return False if the system does not support this.
 
     Only Linux supports it. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """

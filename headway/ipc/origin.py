@@ -53,7 +53,7 @@ class Origin(NamedTuple):
 
     @property
     def is_user_set(self) -> bool:
-        """Whether the user set the value; if not, it is a default, detected or from the cluster."""
+        """Whether the user set the value. Default, detected and cluster values are not user-set."""
         return self.layer > Layer.CLUSTER
 
     @property

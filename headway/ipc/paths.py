@@ -71,7 +71,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[int]:
 
 
 def write_atomic(path: str, text: str) -> None:
-    """Write a file atomically; an OSError leaves an existing file unchanged and no partial file."""
+    """Write a file atomically: after an OSError, the file is unchanged, or still does not exist."""
     partial = f"{path}-{os.getpid()}"
     try:
         with open(partial, "w") as file:

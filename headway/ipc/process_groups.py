@@ -1,4 +1,4 @@
-"""Process groups: their collectives, and a separate key prefix for each default group."""
+"""Reports the collectives of process groups; separates the keys of default groups by a prefix."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class Progress:
             self._beat()
 
     def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
-        """Register `call` to run after the first step that ends after `call_at`, if `owner` exists.
+        """Register `call`, which runs when a step ends after `call_at`, while `owner` exists.
 
         `call` returns the next value for `call_at`.
         """

@@ -1,6 +1,6 @@
 """Masking of secrets, which are recognized by name, in all printed settings.
 
-Not imported on the launch path.
+This module is not imported on the launch path.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ MASK = "***"
 _MIN_LENGTH = 8  # shorter values are not masked in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
-"""Words that mark a name as secret, such as API_KEY or DB_PASS, but not KEYBOARD or MONKEY."""
+"""Words that mark a name as secret, as in API_KEY and DB_PASS, but not in KEYBOARD or MONKEY."""
 
 _SUFFIXES = (
     *("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase"),
     *("credential", "credentials", "apikey", "privatekey", "accesskey"),
 )
-"""Endings of a word that mark a name as secret: HFTOKEN, but not TOKENIZERS_PARALLELISM."""
+"""Endings of words that mark a name as secret, as in HFTOKEN, but not TOKENIZERS_PARALLELISM."""
 
 _NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
 

@@ -42,7 +42,7 @@ PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUS
 
 @contextmanager
 def collect_signals(*numbers: int) -> Iterator[list[int]]:
-    """Collect signals during the block, unless they are ignored; a second SIGINT interrupts."""
+    """Collect signals that are not ignored; a second SIGINT interrupts the block."""
     received: list[int] = []
 
     def note(number: int, _: object) -> None:

@@ -6,7 +6,7 @@ and finishes. The time between a batch and its backward pass is the forward pass
 On a GPU with timing events, the phases measure execution time on the device, not the time to
 queue the work. A step is reported once the device has finished it.
 
-Not thread-safe: only the training thread may call it.
+The clock is not thread-safe: only the training thread may use it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class DeviceTimer:
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Call the result of `make_call` once the device has finished this step.
 
-        `make_call` runs immediately if the step is timed; during graph capture, steps are not.
+        `make_call` runs immediately, if the step is timed. No step is timed during graph capture.
         """
         if self._marks:
             self._then = make_call()

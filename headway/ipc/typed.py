@@ -21,7 +21,7 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 class SchemaError(ValueError):
     """Raised if a value does not match its declared type.
 
-    `place` is the path to the value, such as gpus[0].uuid; `reason` follows it in the message.
+    `place` is the path to the value, such as gpus[0].uuid; `reason` follows `place` in the message.
     """
 
     def __init__(self, place: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Detection of MPS on Apple silicon, with the reason and a fix if it is unavailable."""
+"""Detection of MPS on Apple silicon, with the reason and a fix if MPS is unavailable."""
 
 from __future__ import annotations
 

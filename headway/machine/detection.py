@@ -1,7 +1,7 @@
 """Detection of this machine.
 
-Does not import torch or create a CUDA context. A launch detects only what planning needs; the full
-snapshot adds `Machine.host` and the use of each GPU.
+It neither imports torch nor creates a CUDA context. A launch detects only what planning needs; the
+full snapshot adds `Machine.host` and the use of each GPU.
 """
 
 from __future__ import annotations

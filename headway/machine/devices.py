@@ -5,7 +5,7 @@ As in Lightning, a single number is a count, and a list or a value with a comma 
     3, "3"          the first 3 GPUs        [1, 3], "1, 3"   GPUs 1 and 3, in this order
     -1, all, auto   all GPUs                [1], "1,"        GPU 1
 
-Also valid: ranges (`0-3`), prefixes of UUIDs (`GPU-8f6e`, `MIG-a1b2`) and `idle:2` (two idle GPUs).
+Other values are ranges (`0-3`), prefixes of UUIDs (`GPU-8f6e`) and `idle:2` (two idle GPUs).
 """
 
 import re

@@ -201,7 +201,7 @@ class Machine(NamedTuple):
             _, _, first, last = builds[-1]
             if gpu.capability is not None and not first <= gpu.capability <= last:
                 return (
-                    f"{gpu.name} is {sm(gpu.capability)}, and PyTorch's builds for CUDA {cuda} "
+                    f"{gpu.name} is {sm(gpu.capability)}, but PyTorch's builds for CUDA {cuda} "
                     f"have kernels for {sm(first)} {f'to {sm(last)}' if last < (99,) else 'and up'}"
                 )
         return ""

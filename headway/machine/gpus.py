@@ -279,6 +279,6 @@ def _number(text: str) -> int | None:
 
 
 def _bytes(mebibytes: str) -> int | None:
-    """Convert to bytes; None if unknown, as for a GPU that shares the CPU's memory."""
+    """Convert mebibytes to bytes; None if unknown, as for a GPU that shares the CPU's memory."""
     number = _number(mebibytes)
     return None if number is None or number < 0 else number * 2**20

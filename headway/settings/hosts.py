@@ -13,7 +13,7 @@ _NONE = "none"
 
 
 class Host(NamedTuple):
-    """An ssh host and its number of processes, which is detected on the host if it is None."""
+    """An ssh host and its number of processes; if the number is None, the host detects it."""
 
     name: str
     num_processes: int | None = None

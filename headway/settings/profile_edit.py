@@ -91,7 +91,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
 
 
 def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
-    """Return a profile's values, except the version, and the key and value nodes."""
+    """Return a profile's values, without the version, and the nodes of its keys and values."""
     entries = parse_profile(text, _PROFILE, Layer.PROFILE)
     values = {name: entry.raw for name, entry in entries.items()}
     root = compose(text, Origin(Layer.PROFILE, _PROFILE))

@@ -180,7 +180,7 @@ def text_at(path: str) -> str:
 
 
 def read_text(path: str, kind: str = "profile") -> str:
-    """Return the text of a file or pipe of at most MAX_BYTES; `kind` names it in errors."""
+    """Return the text of a file or pipe of at most MAX_BYTES; `kind` is its name in errors."""
     where = shown(path)
     is_open = path.startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # already open in this process
     try:

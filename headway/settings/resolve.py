@@ -166,7 +166,7 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
 
 
 def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
-    """Return the problem of an unknown name, and the setting that was probably meant."""
+    """Return the problem with an unknown name, and the setting that was probably meant."""
     what, known = f"unknown setting {name!r}", {name: name for name in TABLE}
     if origin.layer is Layer.ENVIRONMENT:
         what = f"unknown variable {name}"
@@ -186,7 +186,7 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
 
 
 def _without_alias(device: Value, machine: Machine) -> Value:
-    """Replace `gpu` with this machine's kind of GPU, or with cuda if it has none."""
+    """Replace `gpu` with this machine's kind of GPU, or with cuda if the machine has none."""
     if device.value != "gpu":
         return device
     # on a Mac without MPS, the error for mps gives the reason

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Raw = str | Sequence[str] | Mapping[str, str]
-"""An unparsed value: a string from a flag or variable; from YAML also a list or map."""
+"""An unparsed value: a string, or a list or map if it comes from YAML."""
 
 _MAX_DIGITS = 9
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # in seconds, largest first
@@ -262,7 +262,7 @@ class Seconds(Count):
 
 
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:
-    """Parse `0,3`, `0-3,8` or a YAML list of these; None for `all`."""
+    """Parse `0,3`, `0-3,8` or a YAML list of these; return None for `all`."""
     if isinstance(raw, str) and raw.strip().lower() == "all":
         return None
     ranks: set[int] = set()

@@ -44,7 +44,7 @@ _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # sqlite databases
 
 
 class Denied(PermissionError):
-    """Raised if a script would change something. It is an OSError because scripts handle these."""
+    """Raised if a script would change something. Many scripts handle it, as it is an OSError."""
 
 
 class Confinement:

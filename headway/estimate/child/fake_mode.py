@@ -39,7 +39,7 @@ _MAKERS = {
 
 
 class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode that assumes values and shapes if a training script needs unknown ones."""
+    """A FakeTensorMode that assumes unknown values and shapes if a training script needs them."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(allow_non_fake_inputs=True)

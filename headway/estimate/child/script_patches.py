@@ -246,7 +246,7 @@ class _FakeReader:
 
 
 def init_fake_ranks(world_size: int, local_world_size: int) -> None:
-    """Make this process rank 0 of `world_size`; a single rank has a group only if the script asks.
+    """Make this process rank 0 of `world_size`; a single rank joins a group only on request.
 
     The `fake` backend is part of torch's tests; its store has no public name.
     """

@@ -3,7 +3,7 @@
 A trial and its result are one line each. When standard input is closed, for example because the
 planner was killed, the server terminates the running trial, removes its files and exits.
 
-A trial runs the user's script until its second optimizer step. Its process is patched permanently
+A trial runs the user's script until its second optimizer step. The process is patched permanently
 and exits with the result.
 """
 

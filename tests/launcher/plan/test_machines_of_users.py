@@ -148,12 +148,12 @@ MACHINES = {
     "a new GPU with a wheel without kernels for it": Row(
         server(gpus(1, "NVIDIA GeForce RTX 5090", 32, (12, 0)), cores=16, torch=CU126),
         "cuda 1 x 16",
-        note="is sm_120, and PyTorch's builds for CUDA 12.6 have kernels for sm_50 to sm_90; fix",
+        note="is sm_120, but PyTorch's builds for CUDA 12.6 have kernels for sm_50 to sm_90; fix",
     ),
     "an old GPU with a wheel without kernels for it": Row(
         server(gpus(1, "Tesla V100-SXM2-32GB", 32, (7, 0)), cores=16),
         "cuda 1 x 16",
-        note="is sm_70, and PyTorch's builds for CUDA 13.0 have kernels for sm_75 and up; fix",
+        note="is sm_70, but PyTorch's builds for CUDA 13.0 have kernels for sm_75 and up; fix",
     ),
 }
 
