@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.distributed.collectives import reduce
-from headway.errors import Code, UsageError
+from headway.errors import Code, UsageError, WrongType
 from headway.ipc.progress import Progress, process_progress
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
@@ -175,6 +175,15 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise WrongType(
+            f"a prepared {type(self.optimizer).__name__} was called like a model",
+            where="the script's call",
+            fix="assign the results of prepare() in the order of its arguments, such as"
+            " `model, optimizer = accelerator.prepare(model, optimizer)`",
+            code=Code.WRONG_TYPE,
+        )
 
     def __repr__(self) -> str:
         return f"Prepared{self.optimizer!r}"
