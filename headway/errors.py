@@ -134,13 +134,13 @@ class Problem(NamedTuple):
         return f"{self.what} [{self.code}]" if self.code else self.what
 
     @property
-    def without_fix(self) -> str:
-        """The problem and its origin."""
+    def statement(self) -> str:
+        """The problem, without its origin and fix."""
         details = "".join(f"\n  {line}".rstrip() for line in self.details.splitlines())
-        return f"{self.title}{details}\n  from: {self.where}"
+        return f"{self.title}{details}"
 
     def __str__(self) -> str:
-        return f"{self.without_fix}\n  fix:  {self.fix}"
+        return f"{self.statement}\n  from: {self.where}\n  fix:  {self.fix}"
 
 
 class HeadwayError(Exception):
@@ -163,6 +163,7 @@ class HeadwayError(Exception):
 
     exit_code: int = 1
     note: str = ""  # an additional line, printed after the problems
+    is_of_all_ranks: bool = False  # every rank raises it, so only rank 0 prints all of it
 
     def __init__(
         self, what: str, *, where: str, fix: str, code: str | None, details: str = ""

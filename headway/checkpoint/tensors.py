@@ -42,6 +42,9 @@ from headway.errors import CheckpointError, Code
 from headway.ipc.typed import read
 
 INDEX = "index.json"
+DISK_FIX = (
+    "check that the disk works and has free space, or save elsewhere; older checkpoints are intact"
+)
 _BUFFER_SIZE = 2**20  # bytes
 _SMALL_BLOCK = 2**18  # bytes; checksumming fewer is faster than starting a thread
 
@@ -90,13 +93,14 @@ def save_tensors(
         rank, (cause, _) = next(iter(error.failures.items()))
         if not isinstance(cause, OSError):
             raise
-        raise CheckpointError(
+        failed = CheckpointError(
             f"rank {rank} could not write its tensors: {cause.strerror or cause}",
             where=str(cause.filename or folder),
-            fix="check that the disk works and has free space, or save elsewhere; older checkpoints"
-            " are intact",
+            fix=DISK_FIX,
             code=Code.UNWRITABLE,
-        ) from None
+        )
+        failed.is_of_all_ranks = True
+        raise failed from None
     # the index is first written under a temporary name
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
 

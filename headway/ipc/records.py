@@ -164,6 +164,7 @@ class Crash(NamedTuple):
     groups: tuple[Group, ...] = ()
     is_from_headway: bool = False  # a bug: raised in Headway's code, but not a HeadwayError
     fix: str = ""  # the HeadwayError's fix, which `traceback` omits
+    where: str = ""  # the HeadwayError's origin, which `traceback` omits
     step: int = 0  # completed steps of the training run; 0: none or unknown
 
     @property

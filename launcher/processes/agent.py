@@ -66,6 +66,8 @@ def failure_location(failure: Failure | Hang | ServerDeath, folder: str | None) 
     place = socket.gethostname()
     if isinstance(failure, Failure):
         place = f"process {failure.first.pid} on {place}"
+        if failure.first.crash is not None and failure.first.crash.where:
+            place = f"{failure.first.crash.where}; {place}"
     return place if folder is None else f"{place}; logs in {shown(folder)}"
 
 

@@ -269,7 +269,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         global _exits_by_sigint
         _exits_by_sigint = True  # in `finish_process`, as Python does after KeyboardInterrupt
     elif ours:
-        _write_error(text)
+        _write_error(_attempt(lambda: _without_repetition(error, text), text))
     elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
         _show(error, shown)
     sys.exit(code)
@@ -286,12 +286,21 @@ def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
-    """Move the fix from the traceback to a field, which the launcher prints."""
-    problems = "\n".join(problem.without_fix for problem in error.problems)
+    """Move the origin and the fix from the traceback to fields, which the launcher prints."""
+    problems = "\n".join(problem.statement for problem in error.problems)
     return crash._replace(
         traceback="".join(_format_briefly(error, problems))[-20000:],
         fix="; ".join(problem.fix for problem in error.problems),
+        where="; ".join(problem.where for problem in error.problems),
     )
+
+
+def _without_repetition(error: BaseException, text: str) -> str:
+    """Return one line if rank 0 prints the same error, otherwise `text`."""
+    ranks = read_ranks()
+    if isinstance(error, HeadwayError) and error.is_of_all_ranks and ranks and ranks.rank:
+        return f"{type(error).__name__}: {error.problems[0].title}, as on rank 0\n"
+    return text
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:

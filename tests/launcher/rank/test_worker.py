@@ -61,14 +61,14 @@ CRASHES = {  # the script, the kind of its exception, the text
 }
 
 
-def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
+def run_as_rank(name: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
     """Run a script as a rank of its own; return how it ended, and what it sent."""
     ours, channel = socket.socketpair()
     arguments = [str(channel.fileno()), "script", name]
     with ours, channel:
         process = subprocess.run(
             [sys.executable, "-c", bootstrap_code("rank.worker"), *arguments],
-            env=environment(),
+            env=environment(**variables),
             pass_fds=[channel.fileno()],
             capture_output=True,
             text=True,
@@ -98,9 +98,12 @@ def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> 
     text += "raise UsageError('a', where='b', fix='c', code='HW501')\n"
     rank, sent = run_as_rank(script(text))
     (crash,) = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
-    assert crash.fix == "c"
-    assert crash.traceback.endswith("UsageError: a [HW501]\n  from: b\n")
-    assert rank.stderr == crash.traceback + "  fix:  c\n"
+    assert (crash.where, crash.fix) == ("b", "c")
+    assert crash.traceback.endswith("UsageError: a [HW501]\n")
+    assert rank.stderr == crash.traceback + "  from: b\n  fix:  c\n"
+    text = text.replace("raise UsageError", "UsageError.is_of_all_ranks = True\nraise UsageError")
+    rank, _ = run_as_rank(script(text), RANK="1", WORLD_SIZE="2")
+    assert rank.stderr == "UsageError: a [HW501], as on rank 0\n"
 
 
 def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> None:
