@@ -179,7 +179,7 @@ def _cores(machine: Machine, host: HostFacts) -> Check:
         what = f"OMP_NUM_THREADS={text!r} is not a number of threads and is ignored"
     elif threads is not None and threads > machine.cores:
         what = (
-            f"OMP_NUM_THREADS={text}, more than the {machine.cores_reason}: the CPU is "
+            f"OMP_NUM_THREADS={text} is more than the {machine.cores_reason}: the CPU is "
             "oversubscribed"
         )
     elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:

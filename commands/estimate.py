@@ -128,7 +128,7 @@ def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
             f"invalid value {name!r} for --strategy: must be one of {', '.join(rows)} "
             f"with {devices.world_size} rank(s)",
             where="--strategy",
-            fix=f"did you mean {close!r}?" if close else "omit it to see all",
+            fix=f"did you mean {close!r}?" if close else "omit it to see all strategies",
             code=Code.BAD_VALUE,
         )
     return (rows[name],)

@@ -194,7 +194,7 @@ def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) ->
         exit_code = error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:
         exit_code = 130
-    except BaseException:  # noqa: BLE001  a bug, reported like Python's
+    except BaseException:  # noqa: BLE001  a bug, reported as Python does
         sys.excepthook(*sys.exc_info())
     finally:
         flush_streams()

@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "safetensors")  # some commands do not require them
 GROUPS = {
     "start": {
         "launch": "run a training script in one or many processes",
-        "estimate": "estimate a script's memory and which settings fit, without a GPU",
+        "estimate": "estimate a script's memory, and list the settings that fit, without a GPU",
         "adopt": "list the Accelerate names that scripts use, and change their imports",
     },
     "watch": {

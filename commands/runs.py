@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parsed, words = parser.parse_words(argv)
     if words:
         if words[0] != "diff" or len(words) != 3:
-            parser.error("headway runs takes no arguments, except: diff A B")
+            parser.error("headway runs takes no arguments; `headway runs diff A B` compares runs")
         return _diff(find(words[1]), find(words[2]), as_json=parsed.json)
     records, refused = read_all()
     if parsed.json:

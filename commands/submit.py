@@ -252,7 +252,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
 
 
 def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the option that requests a signal before the time limit, unless that is too short."""
+    """Return the option for a signal before the time limit; nothing if the limit is too short."""
     lead_s = settings.grace_period_s + _SAVING_S
     limit_s = _seconds_of(own.get("time", ""))
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:

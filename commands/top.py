@@ -137,7 +137,7 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
 
 
 def watch(word: str | None) -> None:
-    """Show the live screen until q, Ctrl-C, or the end of the run with the process ID `word`."""
+    """Show the live screen until q or Ctrl-C is pressed, or the run with the ID `word` ends."""
     from rich.console import Console
     from rich.live import Live
 

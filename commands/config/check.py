@@ -112,7 +112,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
         if equals:
             values[key] = raw
     if "env" in values:
-        twice, fix = "is set twice: env sets all variables", "remove one of them"
+        twice, fix = "is set twice, because env sets all variables", "remove one of them"
         others = [key for key in values if key.startswith("env.")]
         found += [(f"{key} {twice}", fix, Code.DUPLICATE_KEY) for key in others]
     problems = [Problem(what, str(origin), fix, code) for what, fix, code in found]

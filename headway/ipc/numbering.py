@@ -89,7 +89,7 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "pmi": Numbering(
         *("mpiexec of Intel MPI, MPICH or Cray PALS", "PMI_SIZE", "PMI_RANK"),
         is_supported=False,
-        applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # srun's if equal
+        applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # equal under srun
     ),
     "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", is_supported=False),
     "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", is_supported=False),

@@ -158,7 +158,7 @@ class Progress:
             self._beat()
 
     def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
-        """Register `call`, which runs when a step ends after `call_at`, while `owner` exists.
+        """Register `call` to run when a step ends after `call_at`, as long as `owner` exists.
 
         `call` returns the next value for `call_at`.
         """

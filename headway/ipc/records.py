@@ -123,7 +123,7 @@ class Figures(NamedTuple):
 
     @property
     def has_global_steps(self) -> bool:
-        """Whether step numbers count from the start of the training run, not of this process."""
+        """Whether steps are counted from the start of the training run, not from this process's."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
     def empty_at(self, step: int, loss: float | None) -> Figures:

@@ -133,12 +133,12 @@ class _NvidiaSmi:
             "gpus": gpus,
             "gpus_reason": "found by nvidia-smi" if gpus else why,
             "driver": next((version for version in versions if numbers(version) > (0,)), None),
-            "driver_fault": error if error != _ABSENT else "",  # as on a Jetson: torch is queried
+            "driver_fault": error if error != _ABSENT else "",  # a Jetson has no tool
             "has_driver": True,
         }
 
     def _lines(self, *words: str) -> tuple[list[str], str]:
-        """Return the lines that nvidia-smi prints, and its error."""
+        """Return the lines that nvidia-smi prints, and the error if it fails."""
         try:
             text = self._source.output_of(["nvidia-smi", *words])
         except FileNotFoundError:

@@ -146,9 +146,9 @@ def count_oom_kills(root: str = "/") -> int:
 
 
 def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:
-    """Yield the text of a file in each of this process's cgroups and their ancestors.
+    """Yield the text of a file in each of this process's cgroups, and in each of their ancestors.
 
-    In a container, only the mount point exists.
+    A missing file has an empty text. In a container, only the mount point's files may exist.
     """
     for line in source.read("proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

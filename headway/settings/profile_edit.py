@@ -114,7 +114,7 @@ def _span(text: str, node: Any) -> tuple[int, int]:
 
 
 def written(raw: Raw) -> str:
-    """Return `raw` as a line of YAML that every YAML parser reads as the same strings."""
+    """Return `raw` as a line of YAML that every YAML parser converts to the same strings."""
     if isinstance(raw, Mapping):
         return "{" + ", ".join(f"{_plain(key)}: {_plain(text)}" for key, text in raw.items()) + "}"
     return _plain(raw) if isinstance(raw, str) else "[" + ", ".join(map(_plain, raw)) + "]"

@@ -41,7 +41,7 @@ _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 ON, OFF, NODE = "on", "off", "node"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
-NO_CLUSTER = "none"  # as numbering.ALONE, which launches outside clusters do not import
+NO_CLUSTER = "none"  # same as numbering.ALONE, which launches outside clusters do not import
 CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
 """The kinds of clusters whose variables are read."""
 

@@ -80,7 +80,7 @@ class Confinement:
         return os.path.join(self._scratch, "files", self._absolute(path).lstrip(os.sep))
 
     def _path_to_read(self, path: Any) -> Any:
-        """Return the path to read from: in the scratch folder if the file was written there."""
+        """Return the path to read from, which is in the scratch folder for written files."""
         placed = self._scratch_path(path)
         return placed if placed is not path and os.path.lexists(placed) else path
 
