@@ -195,9 +195,9 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
         failed = _error_fields(error)
     for what, where, fix, code in filter(None, _gather(failed, group)):
-        error = CheckpointError(what, where=where, fix=fix, code=code)
-        error.is_of_all_ranks = True
-        raise error
+        shared = CheckpointError(what, where=where, fix=fix, code=code)
+        shared.is_of_all_ranks = True
+        raise shared
     return result  # type: ignore[return-value]
 
 
@@ -225,11 +225,12 @@ def _error_fields(error: Exception) -> tuple[str, str, str, str | None]:
         problem = error.problems[0]
         return problem.what, problem.where, problem.fix, problem.code
     where = getattr(error, "filename", None)
-    is_of_disk = isinstance(error, OSError)
-    cause = error.strerror if is_of_disk else f"{type(error).__name__}: {error}"
+    cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return (
         f"the checkpoint failed: {cause}",
         f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
-        DISK_FIX if is_of_disk else "correct the code that raises it; older checkpoints are intact",
+        DISK_FIX
+        if isinstance(error, OSError)
+        else "correct the code that raises it; older checkpoints are intact",
         Code.UNWRITABLE,
     )

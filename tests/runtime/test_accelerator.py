@@ -88,7 +88,7 @@ def test_prepared_optimizer_is_an_optimizer_in_all_respects(tmp_path: Path) -> N
     assert prepared.param_groups is optimizer.param_groups
     assert copy.deepcopy(prepared).param_groups[0]["lr"] == prepared.param_groups[0]["lr"]
     with pytest.raises(TypeError, match="in the order of its arguments"):  # swapped results
-        prepared(torch.ones(1, 3))
+        prepared(torch.ones(1, 3))  # type: ignore[operator]
 
 
 def test_scheduler_steps_once_per_epoch_too_even_after_a_broken_off_window() -> None:
