@@ -227,9 +227,9 @@ def _print_plan(launch: _Launch) -> int | None:
         log(f"note: {note}")
     if not (parsed.quiet or plan.reports_elsewhere):
         log(summary(plan))
-        if plan.supervised is None and (note := _misplaced_flags(plan.program, _PLACING)):
-            log(f"note: {note}")
-        if not plan.is_rank and _mentions_rank(plan.program):
+        if plan.supervised is None and _misplaced_flags(plan.program, _PLACING):
+            log(f"note: {_misplaced_flags(plan.program, launch.parser.known)}")
+        if not (plan.is_rank or plan.program.is_asked_for_help) and _mentions_rank(plan.program):
             flag = TABLE["num_processes"].as_flag(1)
             log(f"note: {shown(plan.program.name)} mentions RANK, which {flag} sets")
     return None

@@ -36,6 +36,10 @@ class Program(NamedTuple):
     kind: str = "script"  # script, module, or program (not Python)
     is_stream: bool = False  # a pipe, terminal or descriptor, which only one process can read
 
+    @property
+    def is_asked_for_help(self) -> bool:
+        return not {"-h", "--help"}.isdisjoint(self.args)
+
     def command(self, python: Sequence[str]) -> list[str]:
         dashes = ["--"] if self.name.startswith("-") else []
         before = {"script": [*python, *dashes], "module": [*python, "-m"], "program": []}

@@ -141,7 +141,7 @@ def supervise(
     if recorder is not None:
         recorder.report = run_exit.line  # if no error has more details
     _report(agent, run_exit, folder)
-    if run_exit.code == 0 and stopped_by is None:
+    if run_exit.code == 0 and stopped_by is None and not plan.program.is_asked_for_help:
         for note in final_notes(settings, [end.feature_use for end in agent.exits]):
             log(f"note: {note}")
     if output.lost_logs:

@@ -262,10 +262,10 @@ def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_not
 @pytest.mark.parametrize("text", ["import os; os.getenv('RANK')", "print('LOCAL_RANK')"])
 def test_one_process_that_may_read_rank_is_noted_before_it_starts(text: str) -> None:
     mentions = "'RANK'" in text
-    for words in ([], ["--num-processes", "1"]):
-        done = headway("launch", "--cpu", *words, script(text))
+    for words, args in (([], ()), (["--num-processes", "1"], ()), ([], ("--help",))):
+        done = headway("launch", "--cpu", *words, script(text), *args)
         note = "headway: note: script.py mentions RANK, which --num-processes 1 sets\n"
-        assert (note in done.stderr) == (mentions and not words)
+        assert (note in done.stderr) == (mentions and not words and not args)
 
 
 def run_help(*words: str) -> str:
@@ -288,12 +288,14 @@ def test_no_other_failure_ends_with_a_note_about_flags() -> None:
     assert "note:" not in done.stderr
 
 
-@pytest.mark.parametrize(("flag", "is_ours"), [("--num-processes", True), ("--device", False)])
-def test_one_process_is_told_of_a_flag_of_ours_that_its_script_was_given(
-    flag: str, is_ours: bool
+@pytest.mark.parametrize(
+    ("flags", "is_ours"), [(["--num-processes=2", "--cpu"], True), (["--device=2", "--cpu"], False)]
+)
+def test_one_process_is_told_of_flags_of_ours_that_its_script_was_given(
+    flags: list[str], is_ours: bool
 ) -> None:
-    done = headway("launch", script("pass"), flag, "2")
-    note = f"headway: note: {flag} comes after script.py and was passed to it"
+    done = headway("launch", script("pass"), *flags)
+    note = "headway: note: --num-processes, --cpu come after script.py and were passed to it"
     assert (note in done.stderr) == is_ours
     assert done.returncode == 0
 
