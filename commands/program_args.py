@@ -48,6 +48,10 @@ def program_from(
     """
     rest = rest[1:] if [*rest[:1]] == ["--"] else rest
     if parsed.module is not None:
+        if not all(parsed.module.split(".")):
+            raise _not_a_program(
+                f"invalid module name {parsed.module!r}", fix="pass a name such as package.module"
+            )
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
         raise usage_error("no script given", fix=f"run `{parser.prog} train.py`")

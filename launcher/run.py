@@ -56,9 +56,9 @@ def run(
             _replace_with_script(plan, environment)
         _run_in_process(plan, environment)
         return 0
-    from headway.launcher.processes.starter import Starter, require_folder
+    from headway.launcher.processes.starter import Starter, require_resources
 
-    require_folder()
+    require_resources(plan.settings.num_processes)
     # the fork server imports torch in parallel
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
@@ -160,7 +160,7 @@ def _record_run(
 
 def _as_launch_error(error: BaseException) -> BaseException:
     """Return a LaunchError if a system resource is exhausted, otherwise the error itself."""
-    from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
+    from headway.launcher.diagnosis.torch_messages import NO_MAPPING, NO_THREAD, contains
     from headway.launcher.processes.starter import cannot_start
 
     scarce = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
@@ -169,6 +169,9 @@ def _as_launch_error(error: BaseException) -> BaseException:
     is_ours = isinstance(error, HeadwayError)
     if isinstance(error, RuntimeError) and not is_ours and contains(str(error), NO_THREAD):
         return cannot_start(OSError(errno.EAGAIN, str(error)))
+    is_unmapped = isinstance(error, ImportError) and contains(str(error), NO_MAPPING)
+    if isinstance(error, MemoryError) or is_unmapped:
+        return cannot_start(OSError(errno.ENOMEM, str(error) or os.strerror(errno.ENOMEM)))
     return error
 
 

@@ -46,7 +46,8 @@ class RankExit(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        return self.code not in (0, STOPPED_AND_SAVED)
+        """Whether the rank failed; an excepthook may exit with 0 after an unhandled exception."""
+        return self.crash is not None or self.code not in (0, STOPPED_AND_SAVED)
 
 
 class Failure(NamedTuple):
@@ -121,8 +122,9 @@ class Failure(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code; 1 if the rank called os._exit(0)."""
-        return shell_exit_code(self.first.code) or 1
+        """The launcher's exit code; 1 if the rank called os._exit(0), or has not saved."""
+        is_unsaved = self.first.crash is not None and self.first.code == STOPPED_AND_SAVED
+        return 1 if is_unsaved else shell_exit_code(self.first.code) or 1
 
 
 def find_failure(
@@ -160,7 +162,7 @@ def find_failure(
         if is_silent and end.time < first.time + _EXIT_DELAY_S:
             first = end
             break
-    fine = {end.rank for end in ended if end.code == 0 and not end.was_stopping}
+    fine = {end.rank for end in ended if end.code == 0 and not end.is_failure | end.was_stopping}
     same = {end.rank for end in own if end is not first and _failed_alike(end, first)}
     different = [
         end

@@ -25,6 +25,7 @@ from headway.launcher.diagnosis.torch_messages import (
     NO_INPUT,
     NO_KERNELS,
     NO_NCCL,
+    NO_TEMPORARY_FOLDER,
     NO_THREAD,
     OUT_OF_CPU_MEMORY,
     OUT_OF_MEMORY,
@@ -145,6 +146,11 @@ REASONS = (
         "from the environment that contains it; for your own file: add its folder to PYTHONPATH",
     ),
     _for_crash(
+        "no_temporary_folder",
+        lambda crash: contains(crash.message, NO_TEMPORARY_FOLDER),
+        "set TMPDIR to a writable folder on a disk with free space, and check `ulimit -f`",
+    ),
+    _for_crash(
         "file_not_found",
         lambda crash: crash.kind == "FileNotFoundError" and ": '/" not in crash.message,
         "relative paths start in the working directory, not in the script's folder: pass an "
@@ -181,8 +187,8 @@ REASONS = (
     Reason(
         "left_without_exit",
         lambda seen: seen.code == 0,
-        "{rank} exited by os._exit(0) while other ranks were still running",
-        "run every rank to completion, or call sys.exit()",
+        "{rank} exited with code 0, by os._exit() or os.exec*(), while other ranks were running",
+        "run every rank to completion, or call sys.exit(); start other programs with subprocess",
     ),
     Reason(
         "did_not_stop",
@@ -219,8 +225,9 @@ REASONS = (
     Reason(
         "left_by_exit",
         lambda seen: seen.exited_silently,
-        "{rank} exited with code {code}, by os._exit() or outside of Python code",
-        "raise an exception instead of calling os._exit(), which reports nothing",
+        "{rank} exited with code {code}, by os._exit(), os.exec*() or outside of Python code",
+        "raise an exception instead of calling os._exit(), which reports nothing, and start other "
+        "programs with subprocess.run() instead of os.exec*()",
     ),
     Reason(
         "exit_message",

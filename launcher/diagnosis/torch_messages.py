@@ -62,6 +62,8 @@ DISK_FAILED = (
 )
 WRAPPED_MODEL = (Text("'DistributedDataParallel' object has no attribute", "torch 2.13.0, Module"),)
 NO_INPUT = (Text("EOF when reading a line", "Python 3.11, Python/bltinmodule.c: input()"),)
+NO_TEMPORARY_FOLDER = (Text("No usable temporary directory", "Python 3.11, Lib/tempfile.py"),)
+NO_MAPPING = (Text("failed to map segment", "glibc 2.36, elf/dl-load.c: no address space"),)
 NO_THREAD = (
     Text("can't start new thread", "Python 3.11, Modules/_threadmodule.c"),
     Text(os.strerror(errno.EAGAIN), "fork(2), pthread_create(3)"),

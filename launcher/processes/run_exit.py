@@ -34,8 +34,8 @@ class RunOutcome(NamedTuple):
     @property
     def have_saved(self) -> bool:
         """Whether all ranks exited after success or a save."""
-        codes = {end.code for end in self.exits}
-        return len(self.exits) == self.num_ranks and codes <= {0, STOPPED_AND_SAVED}
+        has_failed = any(end.is_failure for end in self.exits)
+        return len(self.exits) == self.num_ranks and not has_failed
 
 
 class RunExit(NamedTuple):
@@ -77,7 +77,8 @@ def run_exit_of(run: RunOutcome) -> RunExit:
     if stop is not None and not has_lost:
         is_consequence = isinstance(failure, Failure) and failure.suspicion > 1
         code = 128 + stop if is_consequence else failure.exit_code
-        return RunExit(code, f"stopped by {stop.name}{describe_killed(run.exits)}")
+        own = "" if code == 128 + stop else f"; {failure.cause}"
+        return RunExit(code, f"stopped by {stop.name}{describe_killed(run.exits) or own}")
     line = "" if failure.fix else failure.cause
     if remote_failure is not None and run.is_reported_by_machine_0:
         line = f"the run failed here{as_reported}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -35,6 +36,12 @@ _POLL_S = 0.1  # a signal just before a wait does not interrupt it
 _TITLE_SPACE = "-" * 60  # overwritten by the ranks' process titles
 _NOTICE_AFTER_S = 1.0  # most child processes of ranks have exited by then
 _MAX_NAMES = 8
+_NUM_FILES, _FILES_PER_RANK = 32, 8  # the launcher opens 25, and 7 per rank
+_LIMITS = {  # the limit behind an error, the shell's flag for it, and its unit
+    errno.EMFILE: (resource.RLIMIT_NOFILE, "-n", 1),
+    errno.EAGAIN: (resource.RLIMIT_NPROC, "-u", 1),
+    errno.ENOMEM: (resource.RLIMIT_AS, "-v", 1024),
+}
 
 
 class ServerExited(Exception):
@@ -174,7 +181,9 @@ class Starter:
             self._socket.shutdown(socket.SHUT_WR)
         self.resume_server()
         self._guardian.terminate()  # if it has not started a server yet
-        if self._guardian.wait() != 0:
+        if (code := self._guardian.wait()) != 0:
+            if code == -signal.SIGKILL:
+                log("note: the guardian of the fork server was killed by SIGKILL during the run")
             terminate_descendants(0)  # adopted by this process
         self._reader.join()
         self._socket.close()
@@ -245,8 +254,17 @@ def _describe(left: Sequence[Process]) -> str:
     return ", ".join(names) + ", ..." * (len(left) > _MAX_NAMES)
 
 
-def require_folder() -> None:
-    """Raise LaunchError in a working directory that has been deleted."""
+def require_resources(num_ranks: int) -> None:
+    """Raise LaunchError in a deleted working directory, or if too few files can be opened.
+
+    torch's store would then abort this process, or hang.
+    """
+    if (
+        -1
+        < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        < _NUM_FILES + _FILES_PER_RANK * num_ranks
+    ):
+        raise cannot_start(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -264,12 +282,18 @@ def cannot_start(error: OSError) -> LaunchError:
         errno.EMFILE: "raise the limit on open files: `ulimit -n 4096`",
         errno.ENFILE: "close other programs: the system-wide limit on open files is reached",
         errno.EAGAIN: MORE_PROCESSES,
-        errno.ENOMEM: "start fewer ranks, or free some memory",
+        errno.ENOMEM: "raise `ulimit -v`, start fewer ranks, or free some memory",
     }
+    where = "the operating system"
+    if error.errno in _LIMITS:
+        limit, flag, unit = _LIMITS[error.errno]
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            where += f"; `ulimit {flag}` is {most // unit}"
     return LaunchError(
         f"the ranks cannot be started: {error.strerror}"
         + (f": {error.filename}" if error.filename else ""),
-        where="the operating system",
+        where=where,
         fix=fixes.get(error.errno or 0, "reinstall Headway in a working Python"),
         code=Code.CANNOT_START,
     )

@@ -119,6 +119,8 @@ def run_program(
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
+    stop = crash = None
+    hooks: Any = None, None
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         if kind == "module":
@@ -127,15 +129,28 @@ def run_program(
             _run_as_main("__main__", file, alter_argv=False)
         else:
             _run_file(file, main)
-    except SystemExit as stop:
-        _report_end(stop)
-        raise
+    except SystemExit as error:
+        stop = error
     except BaseException as error:  # noqa: BLE001  printed and reported below
         crash = error, sys.exc_info()[2]  # error.__traceback__ may be the script's own property
-    else:
-        _report_end(None)
-        return
-    _report_crash(*crash)  # outside the handler: an exception in sys.excepthook has no context
+    try:  # the script's trace function must not run in the report: it may raise
+        hooks = sys.gettrace(), sys.getprofile()
+        if callable(hooks[1]):  # Python cannot restore another one, such as cProfile's
+            sys.setprofile(None)
+    except BaseException:  # noqa: BLE001  Python has removed the function that raised
+        pass
+    sys.settrace(None)
+    try:  # outside the handler: an exception in sys.excepthook has no context
+        if crash is None:
+            _report_end(stop)
+        else:
+            _report_crash(*crash)
+    finally:
+        sys.settrace(hooks[0])
+        if callable(hooks[1]):
+            sys.setprofile(hooks[1])
+    if stop is not None:
+        raise stop
 
 
 def _run_file(file: str, main: types.ModuleType) -> None:

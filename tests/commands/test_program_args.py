@@ -115,6 +115,11 @@ def test_the_interpreter_is_no_script(name: str) -> None:
     assert "remove it" in refused(name, "train.py").problems[0].fix
 
 
+@pytest.mark.parametrize("name", ["", ".x", "..x", "a.", "a..b"])
+def test_a_module_name_that_python_refuses_starts_no_rank(name: str) -> None:
+    assert refused("-m", name).problems[0].title == f"invalid module name {name!r} [HW008]"
+
+
 def test_a_script_that_cannot_be_looked_up_is_one_error() -> None:
     Path("loop").symlink_to("loop")
     for name in ("loop", "x" * 300, "nosuch.py", "made.py/below"):

@@ -331,6 +331,8 @@ def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait()
     ("before", "fix"),
     [
         ("ulimit -n 10", "ulimit -n 4096"),
+        ("ulimit -n 24", "ulimit -n 4096"),  # torch's store hangs
+        ("ulimit -v 500000", "ulimit -v`"),
         ("mkdir gone; cd gone; rmdir ../gone", "cd` to a folder"),  # MKL ends the process
     ],
 )
@@ -339,6 +341,7 @@ def test_what_the_system_refuses_is_a_launch_error(before: str, fix: str) -> Non
     launching = f"{sys.executable} -m headway launch --cpu -q --supervise {path}"
     done = run(["bash", "-c", f"{before}; {launching}"], code=4)
     assert f"`{fix}" in done.stderr.partition("fix: ")[2]
+    assert "ulimit" not in before or f"; `{before[:9]}` is {before[10:]}\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -126,7 +126,11 @@ dist.destroy_process_group()
 KINDS = {  # what the rank does: what the report says, and the exit code
     "exception": ("raise ValueError('boom')", "failed with ValueError", 1),
     "sys.exit": ("sys.exit(7)", "exited with code 7", 7),
-    "os._exit(0)": ("os._exit(0)", "exited by os._exit(0) while other ranks were still running", 1),
+    "os._exit(0)": (
+        "os._exit(0)",
+        "exited with code 0, by os._exit() or os.exec*(), while other",
+        1,
+    ),
     "SIGKILL": ("os.kill(os.getpid(), 9)", "was killed by SIGKILL", 137),
     "SIGSEGV": ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV", 139),
     "out of memory": (

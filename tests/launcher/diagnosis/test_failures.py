@@ -100,6 +100,11 @@ NO_SPACE = "[Errno 28] No space left on device"
         ("OutOfMemoryError", "CUDA out of memory", "reduce the batch size"),
         ("AssertionError", "Torch not compiled with CUDA enabled", "accelerator.device"),
         ("AttributeError", "module 'a' has no attribute '_cuda_setDevice'", "accelerator.device"),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No usable temporary directory found in ['/tmp']",
+            "TMPDIR",
+        ),
         ("AcceleratorError", "CUDA error: no kernel image is available for", "headway doctor"),
         ("RuntimeError", NO_NCCL, 'init_process_group("gloo")'),
     ],
@@ -112,10 +117,20 @@ def test_a_known_exception_has_a_fix_of_its_own(kind: str, message: str, fix: st
 
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
-    assert found.cause == "rank 2 of 4 exited by os._exit(0) while other ranks were still running"
+    assert found.cause.startswith(
+        "rank 2 of 4 exited with code 0, by os._exit() or os.exec*(), while"
+    )
     assert found.exit_code == 1
     other = failure(ended(2, 0, 1.5), ended(1, 0, 1.0, exited_silently=False), silent_fails=True)
     assert (other.cause, other.suspicion) == (found.cause, 1)
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_an_exception_is_a_failure_even_if_its_hook_exits_with(code: int) -> None:
+    own = Crash(1.4, "ValueError", "boom", "ValueError: boom\n")
+    found = failure(ended(0, 1, PEER.time, crash=PEER), ended(2, code, 1.5, crash=own))
+    assert (found.first.rank, found.exit_code) == (2, 1)
+    assert found.cause == "rank 2 of 4 failed with ValueError"
 
 
 @pytest.mark.parametrize("code", [0, -6, -9, -11])
@@ -179,7 +194,8 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         (ended(1, 3, 1), 2, "exit_code", "exited with code 3", "its output"),
         (
             ended(1, 3, 1, exited_silently=True),
-            *(0, "left_by_exit", "exited with code 3, by os._exit() or outside of Python code"),
+            *(0, "left_by_exit"),
+            "exited with code 3, by os._exit(), os.exec*() or outside of Python code",
             "raise an exception",
         ),
         (ended(1, 1, 1, message="x"), 0, "exit_message", "exited with code 1: x", "its output"),

@@ -17,6 +17,7 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 KILL, SEGV = signal.SIGKILL, signal.SIGSEGV
 LOST_PEER = Crash(1.0, "RuntimeError", "x", "RuntimeError: Connection closed by peer\n")
 ELSEWHERE = Failed(1, "host1", "rank 3 failed", "process 7 on host1", "", "fix it", 9)
+OWN = "; rank 0 of 2 exited with code 5"
 AS_0 = ", as machine 0 reports"
 
 
@@ -51,7 +52,7 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("a stop before ranks start", [], {"stop": TERM}, 143, "stopped by SIGTERM"),
     ("a stop amid the start", exits(-HUP), {"stop": HUP}, 129, "stopped by SIGHUP"),
     ("a stop ends the ranks", stopped(-HUP, -HUP), {"stop": HUP}, 129, "stopped by SIGHUP"),
-    ("a rank's code after a stop", stopped(5, 5), {"stop": HUP}, 5, "stopped by SIGHUP"),
+    ("a rank's code after a stop", stopped(5, 5), {"stop": HUP}, 5, f"stopped by SIGHUP{OWN}"),
     ("a peer is lost", stopped(1, 0, crash=LOST_PEER), {"stop": TERM}, 143, "stopped by SIGTERM"),
     ("a rank has to be killed", TOO_SLOW, {"stop": TERM}, 137, KILLED),
     ("a failure amid a save", stopped(75, 1), {"stop": TERM, **SAVES}, 1, "rank 1"),
@@ -98,6 +99,13 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
         {"failure": ServerDeath(Evidence(-KILL))},
         137,
         "the process that",
+    ),
+    (
+        "and the launcher is stopped",
+        [],
+        {"failure": ServerDeath(Evidence(-KILL)), "stop": TERM},
+        137,
+        "stopped by SIGTERM; the process that starts the ranks was killed by SIGKILL",
     ),
     ("another machine fails", stopped(-TERM, -TERM), THERE, 9, "rank 3"),
     ("which machine 0 reports", [], {**THERE, **BY_0}, 9, f"the run failed on machine 1{AS_0}"),

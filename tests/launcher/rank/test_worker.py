@@ -45,6 +45,14 @@ raise Odd(5)
 NO_MODULE = "code = compile('1/0', 'odd.py', 'exec')\nexec(code, {'__name__': None})\n"
 REPR_RAISES = "class Odd(Exception):\n    def __repr__(self): raise KeyError\nraise Odd('x')\n"
 HOOK_RAISES = "import sys\ndef hook(*_): 1/0\nsys.excepthook = hook"
+HOOKED = """\
+import sys
+def hook(frame, event, arg):
+    if frame.f_code.co_name.startswith("_report"):
+        raise RuntimeError("of the hook")
+sys.{}(hook)
+raise ValueError('boom')
+"""
 CRASHES = {  # the script, the kind of its exception, the text
     "its text raises": (ODD.format("raise RuntimeError"), "Odd", FAILED),
     "its text is a number": (ODD.format("return 5"), "Odd", FAILED),
@@ -57,6 +65,8 @@ CRASHES = {  # the script, the kind of its exception, the text
     "os.write is replaced": (REPLACED.format("import os; os.write = None"), *BOOM),
     "time.time is an int": (REPLACED.format("import time; time.time = lambda: 5"), *BOOM),
     "time.time is a text": (REPLACED.format("import time; time.time = lambda: 'now'"), *BOOM),
+    "a trace function raises": (HOOKED.format("settrace"), *BOOM),
+    "a profile function raises": (HOOKED.format("setprofile"), *BOOM),
     "the hook raises": (REPLACED.format(HOOK_RAISES), *BOOM),
 }
 
