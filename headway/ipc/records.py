@@ -123,7 +123,7 @@ class Figures(NamedTuple):
 
     @property
     def has_global_steps(self) -> bool:
-        """Whether steps are counted from the start of the training run, not from this process's."""
+        """Whether steps count from the start of the training run, not the start of this process."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
     def empty_at(self, step: int, loss: float | None) -> Figures:

@@ -148,7 +148,7 @@ class _NvidiaSmi:
         return [line for line in text.splitlines() if line.strip()], ""
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
-        """Return the rows that have `width` cells, and the error, or else the first other line."""
+        """Return the rows that have `width` cells, and the error; without one, an odd line."""
         lines, error = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
         odd = [

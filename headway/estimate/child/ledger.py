@@ -1,4 +1,4 @@
-"""Accounting of device memory by storage and category, and its peak."""
+"""Counts device memory by storage and category, and records the peak."""
 
 from __future__ import annotations
 
