@@ -1,1 +1,1 @@
-"""Prepared data loaders: sharding across ranks and exact resume. Only the runtime imports it."""
+"""Prepared data loaders: sharding and exact resume. Only the runtime imports this package."""

@@ -1,6 +1,6 @@
 """The active loops over prepared loaders, and the sample counts of their batches.
 
-Loops are tracked per process, not per Accelerator: all Accelerators see the same batch.
+Loops are tracked per process, not per Accelerator, so all Accelerators see the same batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.distributed.world import rank_and_size
 
 
 class TrainingLoader(DataLoader[Any]):
-    """Base class of prepared loaders, with `epoch`, `without_first` and `override_even_batches`."""
+    """Base class of loaders with `epoch`, `without_first` and `override_even_batches`."""
 
     without_first: Any
 
@@ -22,13 +22,13 @@ class GlobalBatch(NamedTuple):
     """Sample counts of a global batch; 0 means unknown."""
 
     samples: int = 0  # distinct
-    padded: int = 0  # including samples repeated to give all ranks the same number
+    padded: int = 0  # including samples repeated so that all ranks get the same number
     full: int = 0  # in a full batch on the same number of ranks
     rank_sizes: tuple[int, ...] = ()  # per rank with samples; empty if all are equal
     repeated: int = 0  # at the end of this rank's samples, if it reads its own data
 
     def of_rank(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Return a rank's number of samples, and the number of distinct samples at their start."""
+        """Return a rank's total and distinct sample counts; repeated samples come last."""
         rank_sizes = self.rank_sizes or (self.padded // num_ranks,) * num_ranks
         if rank >= len(rank_sizes):
             return 0, 0
@@ -37,14 +37,14 @@ class GlobalBatch(NamedTuple):
 
 
 class LoopSamples(NamedTuple):
-    """Number of samples that this rank received in a loop; repeated samples come last."""
+    """Counts of all and of repeated samples that this rank got in a loop; repeats come last."""
 
     samples: int
     repeated: int
 
 
 class LoaderLoop:
-    """State of a loop over a prepared loader at its current batch."""
+    """The state of a loop over a prepared loader at the loop's current batch."""
 
     def __init__(self, loader: Any = None) -> None:
         self.loader = loader
@@ -57,7 +57,7 @@ class LoaderLoop:
         self.rows: set[int] = set()  # rows per sample in results gathered for full batches
 
     def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
-        """Set the current batch, and make this loop the innermost."""
+        """Set the current batch, and mark this loop as the innermost loop."""
         if batch is not self.batch and batch != self.batch:
             self._counted, self._num_counted = self._count(), self.number
             self.batch = batch
@@ -91,7 +91,7 @@ _NO_LOOP = LoaderLoop()
 
 
 def current_loop() -> LoaderLoop:
-    """Return the innermost loop over a prepared loader, or an empty loop outside of any."""
+    """Return the innermost loop over a prepared loader, or an empty loop if none is active."""
     return _loops[-1] if _loops else _NO_LOOP
 
 

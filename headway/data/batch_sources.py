@@ -1,4 +1,4 @@
-"""Sources of a rank's part of the global batches, read on this rank or received from rank 0."""
+"""Sources that read a rank's part of each global batch, or receive it from rank 0."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from headway.distributed.call_barrier import call_barrier
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.errors import Code, UsageError
 
-Item = tuple[Any, GlobalBatch]  # with this rank's batch
-Parts = tuple[list[Any], GlobalBatch]  # with the batches read on this rank, for any ranks
-_Read = tuple[list[Any], GlobalBatch, int]  # with the checksum of the samples read by all ranks
+Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
+Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
+_Read = tuple[list[Any], GlobalBatch, int]  # and a checksum of the samples that all ranks read
 LOOP = "a loop over a prepared DataLoader"
 
 
 class NoBatch:
-    """Sentinel for a rank without a batch in a round; a class, so that pickle preserves it."""
+    """Sentinel for a rank without a batch in a round. As a class, it stays identical in pickles."""
 
 
 class BatchSource:
-    """Reads a stream on a single rank, or a loader that overrides `__iter__`; base class.
+    """Base class, which reads a stream on a single rank, or a loader that overrides `__iter__`.
 
-    Batches of the latter keep their sizes. With `even_batches`, ranks without a batch in the last
-    round get a batch of that round again.
+    Batches of an overridden `__iter__` keep their sizes. With `even_batches`, ranks without a batch
+    in the last round get a copy of a batch of that round.
     """
 
     reads = True  # whether this rank loads samples
-    lookahead: Any = None  # has `has_more`, if that is known before the next batch is loaded
+    lookahead: Any = None  # an object with `has_more`, if known before loading
     has_more = False
 
     def __init__(self, loader: Any, division: Division) -> None:
@@ -53,11 +53,11 @@ class BatchSource:
         self._division = division
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
-        """Start an iteration; return this rank's batches, each with its global batch."""
+        """Start an iteration, and return this rank's batches, each with its global batch."""
         return ((parts[0], batch) for parts, batch in self.rounds(iteration))
 
     def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
-        """Start an iteration; return the batches read on this rank, round by round."""
+        """Start an iteration, and return the batches that this rank reads in each round."""
         return _rest(self._rounds(self.read(iteration)), iteration)
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
@@ -73,7 +73,7 @@ class BatchSource:
             yield parts, GlobalBatch(new, sum(sizes), full * len(sizes), sizes)
 
     def __len__(self) -> int:
-        """Return the number of rounds in which this rank has a part."""
+        """Return the number of rounds in which this rank gets a batch."""
         return self._division.num_rounds(len(self.loader), self._division.num_ranks, False)
 
     def opened(self, iteration: LoaderIteration) -> Iterator[Any]:
@@ -82,7 +82,7 @@ class BatchSource:
         return iter(changed(self.loader, persistent_workers=False) if is_apart else self.loader)
 
     def read(self, iteration: LoaderIteration, num_batches: int = 1) -> Iterator[Any]:
-        """Iterate the loader, whose items are `num_batches` of the script's batches each."""
+        """Iterate over the loader; each item contains `num_batches` of the script's batches."""
         items = self.opened(iteration)
         if is_plain(self.loader) and self.loader.num_workers:
             return items
@@ -91,7 +91,7 @@ class BatchSource:
 
 
 def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
-    """Reread the first rounds of an iteration; compute their checksum if the start has one."""
+    """Reread and drop the first rounds, and compute their checksum if the start has one."""
     for parts, _ in islice(rounds, iteration.reread.batches // iteration.owner.num_batches):
         if iteration.start.checksum:
             iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
@@ -99,7 +99,7 @@ def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts
 
 
 class MapSource(BatchSource):
-    """Reads a map-style dataset: all ranks draw the same indices, and each loads its part."""
+    """Reads a map-style dataset. All ranks draw the same indices, and each loads its own part."""
 
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
@@ -134,7 +134,7 @@ class MapSource(BatchSource):
         yield from chain(first, items)
 
     def _marks_of(self, *batches: Any) -> str | None:
-        """Return checksums of the batches with these indices; None if a batch is random."""
+        """Return checksums of the batches with these indices; None if loading is random."""
         twice = [batch for batch in batches for _ in range(2)]
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
@@ -147,7 +147,7 @@ class MapSource(BatchSource):
 
 
 def _last(indices: Any, length: int | None) -> Any:
-    """Return the last index of a dataset in the form of `indices`, which is the fallback."""
+    """Return a dataset's last index in the same form as `indices`; if unknown, return `indices`."""
     is_drawn, is_list = isinstance(indices, SeededIndices), isinstance(indices, list)
     one = indices.samples[0][0] if is_drawn else indices[0] if is_list else indices
     if not (isinstance(one, Integral) and length):
@@ -157,7 +157,7 @@ def _last(indices: Any, length: int | None) -> Any:
 
 
 def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches without torch's profiler label (5 us each) while no profiler is active."""
+    """Yield batches; omit torch's profiler label, which takes 5 us, while no profiler is active."""
     # undocumented torch API
     is_profiled, load = torch.autograd._profiler_enabled, batches._next_data  # type: ignore[attr-defined]
     try:
@@ -168,18 +168,18 @@ def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Indices:
-    """Sampler that yields this rank's indices of each round, in the script's order.
+    """Sampler that yields this rank's indices for each round, in the order of the script's sampler.
 
-    It draws one round ahead, so that the last round is known.
+    It draws one round ahead to detect the last round.
     """
 
-    iteration: LoaderIteration  # of the next `iter()`; with workers, torch calls it twice
+    iteration: LoaderIteration  # for the next `iter()`, which torch calls twice with workers
     has_more = False  # whether another round follows
     first: Any = None  # rank 0's indices in the latest iteration's first round
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
-        self.given = deque[GlobalBatch]()  # of indices whose batches were not yielded yet
+        self.given = deque[GlobalBatch]()  # for indices whose batches have not been yielded yet
         self._is_alone = division.num_ranks == 1
         self._is_batched = order.yields_lists
         size = getattr(order.source, "batch_size", None) if self._is_batched else 1
@@ -195,7 +195,7 @@ class Indices:
         return (self._alone if self._is_alone else self._ahead)(self.iteration, self.given)
 
     def _alone(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
-        """Yield the batches of a single rank, without the cost of dividing them."""
+        """Yield the batches of a single rank without the cost of dividing them."""
         batches = self._order.draw(iteration.start, iteration.sums)
         size, to_load, is_batched = self._size, self._order.loading(), self._is_batched
         usual = GlobalBatch(size, size, size)
@@ -239,7 +239,7 @@ class Indices:
 
 
 class StreamSource(BatchSource):
-    """Reads a stream: every rank reads all samples, and collates its part."""
+    """Reads a stream. Every rank reads all samples, but collates only its own part."""
 
     def __init__(self, loader: Any, division: Division) -> None:
         self._stream = StreamRounds(loader, division)
@@ -267,9 +267,9 @@ class StreamSource(BatchSource):
 
 
 class StreamRounds(IterableDataset[_Read]):
-    """The rounds of a stream, with the parts that this rank reads."""
+    """Yields the rounds of a stream, each with the parts that this rank collates."""
 
-    # no __len__: torch would warn if workers yield more batches, each with its own last batch
+    # no __len__: torch would warn because workers yield more, each with its own last batch
     def __init__(self, loader: DataLoader[Any], division: Division) -> None:
         self._division = division
         self.stream: Any = loader.dataset
@@ -294,9 +294,9 @@ def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) 
 
 
 class PreshardedSource(BatchSource):
-    """Reads presharded data: each rank has its own loader or part of a stream.
+    """Reads presharded data, where each rank has its own loader or part of a stream.
 
-    In each round the ranks exchange their numbers of samples. A rank that has run out of data
+    In each round, the ranks exchange their sample counts. A rank that has run out of data
     repeats its first batch until all ranks have finished.
     """
 
@@ -339,14 +339,14 @@ class PreshardedSource(BatchSource):
         return len(self._source)
 
     def _first(self, iteration: LoaderIteration) -> Any:
-        """Return the first batch of the epoch, if a resumed run starts at the end of its data."""
+        """Return the epoch's first batch, for a run that resumes at the end of this rank's data."""
         again = copy.copy(iteration)
         again.start = iteration.start._replace(taken=Offset())
         return next(self._source.begin(again), (NoBatch, None))[0]
 
 
 class DispatchedSource(BatchSource):
-    """Receives batches that only rank 0 reads, and scatters to the ranks."""
+    """Receives batches that rank 0 reads and scatters to all ranks."""
 
     def __init__(self, source: BatchSource, rank: int, num_ranks: int) -> None:
         self._source, self.loader = source, source.loader
@@ -357,7 +357,7 @@ class DispatchedSource(BatchSource):
         return self._received(self._source.rounds(iteration) if self.reads else iter(()))
 
     def _received(self, rounds: Iterator[Parts]) -> Iterator[Item]:
-        """Yield this rank's part of every round; rank 0 passes the rounds."""
+        """Yield this rank's part of every round; only rank 0 passes rounds."""
         while True:
             sent: Any = None
             if self.reads:
@@ -394,12 +394,12 @@ VALUES = 64  # number of compared values per tensor
 
 
 def checksum_of(samples: Any) -> int:
-    """Return a checksum of samples that is equal in all processes, unlike that of a pickle."""
+    """Return a checksum of samples; unlike a pickle's checksum, it is equal in all processes."""
     return crc32(repr([*map(_value, leaves(samples))]).encode(errors="backslashreplace"))
 
 
 def require_same(**facts: object) -> None:
-    """Raise UsageError if facts about the data differ between ranks; None is not compared."""
+    """Raise UsageError if facts about the data differ between ranks; ignore facts that are None."""
     texts = call_barrier(LOOP, "\n".join(map(str, facts.values())))
     if texts is None:
         return

@@ -1,4 +1,4 @@
-"""Options of prepared data loaders, and checks of loaders against them."""
+"""Options for prepared data loaders, and checks that loaders are compatible with the options."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from headway.errors import Code, UsageError
 
 @dataclass
 class DataLoaderConfiguration:
-    """Options for sharding the data of prepared loaders: `Accelerator(dataloader_config=...)`.
+    """Options for sharding data, passed as `Accelerator(dataloader_config=...)`.
 
     Args:
         split_batches: the loaders' batch_size is the global batch size, not the size per rank.
         dispatch_batches: only rank 0 reads the data, and sends each rank its part. None (the
-            default) does so only for loaders that override `__iter__`; False rejects these.
+            default) does so only for loaders that override `__iter__`; False rejects such loaders.
         already_sharded: each rank's loaders already read only that rank's part of the data, for
             example with torch's DistributedSampler or a stream split by node. To resume within an
-            epoch, a run needs the same number of ranks.
+            epoch, the number of ranks must stay the same.
         split_streams: each rank reads its own shards of a stream with `num_shards` and
-            `shard(num_shards=, index=)`. None (the default) does so if the number of shards is
-            divisible by the number of ranks, True in any case; False has each rank read all shards.
+            `shard(num_shards=, index=)`. None (the default) enables this if the number of shards is
+            divisible by the number of ranks. With False, each rank reads all shards.
         even_batches: yield the same number of batches, of the same size, on all ranks by repeating
-            at most num_processes - 1 samples of the last global batch. False repeats no samples:
-            in the last global batch, ranks may get fewer samples than others, or no batch.
-        use_seedable_sampler: shuffle by a seed and the epoch number only, independent of any other
-            random draws.
-        data_seed: the seed for `use_seedable_sampler`; overrides `Accelerator(seed=...)`. None
-            uses torch's seed (`set_seed`) on rank 0.
-        non_blocking: on CUDA, do not wait for the copy of a batch from pinned memory. This is
+            at most num_processes - 1 samples of the last global batch. With False, no samples are
+            repeated; some ranks may get fewer samples of the last global batch, or no batch.
+        use_seedable_sampler: shuffle by a seed and the epoch number only, independently of all
+            other random draws.
+        data_seed: the seed for `use_seedable_sampler`; overrides `Accelerator(seed=...)`. With
+            None, the seed is torch's seed on rank 0; see `set_seed`.
+        non_blocking: on CUDA, do not wait until a batch is copied from pinned memory. This is
             always enabled for loaders with `pin_memory=True`.
-        use_stateful_dataloader: has no effect: every prepared loader has `state_dict()` and
+        use_stateful_dataloader: has no effect, because every prepared loader has `state_dict()` and
             `load_state_dict()`, and `save_state` saves its position.
 
     Raises:
@@ -63,7 +63,7 @@ class DataLoaderConfiguration:
 
 
 def check_configuration(config: DataLoaderConfiguration) -> None:
-    """Raise UsageError for invalid options; attributes may have changed since construction."""
+    """Raise UsageError for invalid options, including those assigned after construction."""
     check_call(type(config).__init__, (), vars(config))
     own = "already_sharded" if config.already_sharded else "split_streams"
     others = {
@@ -74,7 +74,7 @@ def check_configuration(config: DataLoaderConfiguration) -> None:
     other = next((name for name, is_set in others.items() if is_set), None)
     if other is not None and getattr(config, own):
         raise UsageError(
-            f"{other} cannot be used with {own}=True, where each rank reads its own data",
+            f"{other} cannot be used with {own}=True, because each rank then reads its own data",
             where="the script's DataLoaderConfiguration(...)",
             fix=f"remove {own} or {other}",
             code=Code.CONTRADICTION,
@@ -113,8 +113,8 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
     if global_batch_size % parts:
         above = -(-global_batch_size // parts) * parts
         raise UsageError(
-            f"global_batch_size={global_batch_size} is not divisible by {parts}: num_processes"
-            f" {num_ranks} times gradient_accumulation_steps {steps}",
+            f"global_batch_size={global_batch_size} is not divisible by {parts}, the product of"
+            f" num_processes ({num_ranks}) and gradient_accumulation_steps ({steps})",
             where="the script's Accelerator(global_batch_size=...)",
             fix=f"pass a multiple of {parts}, such as global_batch_size={above}, or change"
             " num_processes or gradient_accumulation_steps",
@@ -126,7 +126,7 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
 def with_batches_of_ranks(
     loader: Any, micro_batch: int | None, config: DataLoaderConfiguration, num_ranks: int
 ) -> Any:
-    """Return a loader with batches of this rank's size if the script set the global size."""
+    """Return a loader with batches of the size per rank if the script set the global size."""
     if micro_batch is None and (num_ranks == 1 or not config.split_batches):
         return loader
     own = batch_size_of(loader)
@@ -139,13 +139,13 @@ def with_batches_of_ranks(
             batches = BatchSampler(batches.sampler, size, batches.drop_last)
             return changed(loader, batch_sampler=batches, batch_size=loader.batch_size and size)
     setting = "global_batch_size=..." if micro_batch else "split_batches=True"
-    each = f"{total / num_ranks:g}" if total else "equally many"
+    each = f"{total / num_ranks:g}" if total else "the same number of"
     raise UsageError(
         f"{setting} cannot yield batches of {each} samples on {num_ranks} ranks: the batch size of"
         f" the {type(loader).__name__} is {own or 'unknown'}",
         where=f"the script's Accelerator({setting})",
-        fix=f"set its batch_size to a multiple of {num_ranks}, without a batch sampler or a custom"
-        " __iter__, or do not pass it to prepare()",
+        fix=f"set the loader's batch_size to a multiple of {num_ranks}, without a batch sampler or"
+        " custom __iter__; or do not pass the loader to prepare()",
         code=Code.BATCH_SIZE,
     )
 
@@ -160,8 +160,8 @@ def check_shardable(loader: Any, config: DataLoaderConfiguration, num_ranks: int
             f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
             " samples would be sharded twice",
             where="the script's prepare(...)",
-            fix="pass shuffle= to the DataLoader instead of a sampler, and prepare() will shard it;"
-            " or pass DataLoaderConfiguration(already_sharded=True) and use as many ranks",
+            fix="pass shuffle= to the DataLoader instead of a sampler; prepare() then shards it;"
+            " or pass DataLoaderConfiguration(already_sharded=True) and use that number of ranks",
             code=Code.SHARDED_TWICE,
         )
     if num_ranks == 1 or config.already_sharded:

@@ -14,7 +14,7 @@ from headway.distributed.nested import leaves
 
 
 class Offset(NamedTuple):
-    """Number of batches and samples yielded to all ranks, as counted in the script's loader."""
+    """Numbers of the script loader's batches and samples yielded so far, to all ranks together."""
 
     batches: int = 0
     samples: int = 0  # 0 if the batch size is unknown
@@ -24,7 +24,7 @@ class ShardedBatch(NamedTuple):
     """The samples (or indices) of a global batch, and each rank's slice of them."""
 
     samples: list[Any]
-    slices: tuple[slice, ...]  # the last ranks have none if they have no samples
+    slices: tuple[slice, ...]  # trailing ranks without samples have no slice
     batch: GlobalBatch
 
 
@@ -38,11 +38,11 @@ class Division(NamedTuple):
     is_presharded: bool = False  # each rank reads its own data
 
     def read(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Return the parts that this rank reads; empty if it has none."""
+        """Return the parts that this rank reads; the result may be empty."""
         return parts if self.reads_all else parts[self.rank : self.rank + 1]
 
     def num_rounds(self, items: int, per_round: int, drop_last: bool) -> int:
-        """Return the number of rounds in which this rank has a part, given the total of `items`."""
+        """Return the number of rounds in which this rank gets a part of `items` items."""
         whole, rest = divmod(items, per_round)
         if drop_last or not rest:
             return whole
@@ -50,14 +50,14 @@ class Division(NamedTuple):
         return whole + (first < rest)
 
     def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
-        """Divide a round of batches of `size` samples each; 0 means that sizes vary."""
+        """Divide a round of batches with `size` samples each; 0 means that the sizes vary."""
         samples = list(chain.from_iterable(batches))
         if not self.even or (not size and len(batches) == self.num_ranks):
             return ShardedBatch(samples, *_by_batch(tuple(map(len, batches)), self.num_ranks, size))
         return self.of_samples(samples, size * self.num_ranks)
 
     def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
-        """Divide a round of samples, usually `full` of them."""
+        """Divide a round of samples; a full round has `full` samples."""
         divided = _evenly if self.even else _unevenly
         slices, batch = divided(len(samples), self.num_ranks, full)
         if batch.padded > batch.samples:  # repeat the first samples
@@ -73,7 +73,7 @@ def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...],
 
 @lru_cache(maxsize=64)
 def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Assign each rank as many samples as in a full round until no samples are left."""
+    """Assign ranks their share of a full round, one after another, until no samples are left."""
     size = -(-full // num_ranks)
     sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
     return _by_batch(sizes, num_ranks, size)
@@ -83,7 +83,7 @@ def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...
 def _by_batch(
     sizes: tuple[int, ...], num_ranks: int, size: int
 ) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Assign a batch to each rank; `size` is the usual batch size."""
+    """Assign one batch to each rank; `size` is the usual batch size."""
     is_even = len(sizes) == num_ranks and len(set(sizes)) == 1
     batch = GlobalBatch(sum(sizes), sum(sizes), size * len(sizes), () if is_even else sizes)
     return _slices(sizes), batch
@@ -95,7 +95,7 @@ def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def samples_in(batch: Any) -> int:
-    """Return the length of the first non-empty tensor in `batch`, or 0."""
+    """Return the length of the first non-empty tensor in `batch`; 0 if there is none."""
     if type(batch) in (tuple, list) and batch:  # the common case: called in every step
         first = batch[0]
         if type(first) is torch.Tensor and (shape := first.shape) and (length := shape[0]):

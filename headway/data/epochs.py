@@ -21,12 +21,12 @@ class LoaderIteration:
         self.owner, self.start = owner, start
         self.depth = depth  # number of enclosing iterations over its loader
         self.line = line  # line of the script that created its iterator
-        self.ordinal = 0  # among the loader's iterations in an epoch of `run.epochs`; 0: nested
+        self.ordinal = 0  # number in an epoch of `run.epochs`; 0 if nested
         self.rounds = self.samples = 0  # global batches yielded to the script, and samples in them
         self.is_complete = False  # whether the last batch was yielded
-        self.is_exhausted = False  # whether the script requested a batch after that
+        self.is_exhausted = False  # whether the script requested a batch after the last
         self.is_over = False
-        self.has_trained = False  # whether an optimizer step was taken during it
+        self.has_trained = False  # whether an optimizer step was taken in it
         self.has_led = False  # whether it was the first to request a batch in a step
         self.seen = -1  # `num_trained` when it yielded its latest batch
         self.sums = array("L")  # running checksums of batches from a custom sampler
@@ -37,12 +37,12 @@ class LoaderIteration:
 
     @property
     def reread(self) -> Offset:
-        """Batches to read again and drop; none if the dataset resumes from its state."""
+        """The batches to read again and drop; none if the dataset's state is restored instead."""
         return self.start.taken if self.start.stream is None else Offset()
 
     @property
     def next_epoch(self) -> StartPosition:
-        """The start of the next epoch."""
+        """The start position of the next epoch."""
         owner, start = self.owner, self.start
         first = owner.draws.first if start.is_new else start.first
         given = min(start.taken.batches + self.rounds * owner.num_batches, len(self.sums))
@@ -51,7 +51,7 @@ class LoaderIteration:
 
 
 class Epochs:
-    """Tracks the epochs of a loader and its position."""
+    """Tracks a loader's epochs and its position."""
 
     def __init__(self, run: LoaderSet, draws: Draws, num_batches: int, batch_size: int) -> None:
         self.run, self.draws = run, draws
@@ -84,18 +84,18 @@ class Epochs:
 
     @property
     def stream_state(self) -> Any:
-        """The stream's state at the start of an epoch; None if the stream creates it."""
+        """The stream's state at the start of an epoch; None after an epoch that ended early."""
         return None if self._is_left_within else copy.deepcopy(self.stream.state_dict())
 
     def skip_empty(self) -> bool:
-        """Return whether the next iteration ended before the run was resumed; if so, count it."""
+        """Return whether the next iteration had ended before the run resumed; if so, count it."""
         if not self.run.is_outermost or self.num_begun + 1 not in self.over:
             return False
         self.num_begun += 1
         return True
 
     def set(self, number: int) -> None:
-        """Set the epoch number of the next iteration, unless a resumed run skips iterations."""
+        """Set the next iteration's epoch number, unless a resumed run is skipping iterations."""
         is_resumed = bool(self.over) and not self.run.has_trained
         if self.next_start.epoch != number and not is_resumed:
             self.next_start = StartPosition(number)
@@ -117,7 +117,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The number of the current epoch, or of the next one if it is complete."""
+        """The number of the current epoch; once that epoch is complete, the number of the next."""
         return self._resume_start.epoch
 
     @property
@@ -164,11 +164,11 @@ class Epochs:
 
 _LEFT_STREAM = (
     "note: a loop over a stream with state_dict() ended early, and this checkpoint was saved before"
-    " the next loop: a resumed run starts a new stream, which is not exact if the stream continues"
-    " after a break. End the epoch in the stream itself"
+    " the next loop. A resumed run starts a new stream, so it does not resume exactly if the stream"
+    " continues after a break. End the epoch in the stream itself"
 )
 _LEFT = (
-    "note: a loop over a loader ended after a different number of batches than the previous loop:"
-    " if the script counts batches, its count restarted when this run resumed, which is not exact."
-    " Count optimizer steps from run.step"
+    "note: a loop over a loader ended after a different number of batches than the previous loop."
+    " If the script counts batches, its count restarted when this run resumed, and the run did not"
+    " resume exactly. Count optimizer steps from run.step"
 )

@@ -1,4 +1,4 @@
-"""Save, seed and restore the states of random generators."""
+"""Save and restore the states of random generators, and seed the generators."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _MT19937_BYTES = 4 * (624 + 1)
 
 
 class Generators:
-    """The global generators and those that are attributes of `owners`.
+    """The global random generators, and the generators that are attributes of `owners`.
 
-    Saving and restoring numpy's global generator takes 70 us, or 1 us as raw bytes, which omit its
-    cached normal number. Raw bytes are used if the previous block did not draw from the generator.
+    Saving and restoring numpy's global generator takes 70 us, or 1 us as raw bytes, which omit the
+    generator's cached normal number. Raw bytes are used if the previous `seeded` block did not draw
+    from this generator.
     """
 
     def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:
@@ -39,17 +40,17 @@ class Generators:
         self._spare, self._leaves_numpys = np.random.RandomState(0), False
 
     def states(self) -> list[Any]:
-        """Return the states for `restore`."""
+        """Return the generators' states, for `restore`."""
         return [_state(rng) for rng in self.all]
 
     def restore(self, states: Iterable[Any]) -> None:
-        """Restore the generators from `states`, in order."""
+        """Restore the generators from `states`, which have the same order."""
         for rng, state in zip(self.all, states, strict=False):
             _set_state(rng, state)
 
     @contextmanager
     def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
-        """Seed each generator by the seed, its index and `numbers`; restore all on exit."""
+        """Seed each generator from `seed`, its index and `numbers`; restore all of them on exit."""
         is_brief, seeded = self._leaves_numpys, b""
         before = [_bytes(rng) if is_brief and rng is _NUMPYS else _state(rng) for rng in self.all]
         for index, rng in enumerate(self.all):
@@ -108,7 +109,7 @@ def seed_generators(number: int) -> None:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Restore the main process's generators on exit; in a loader worker, do nothing."""
+    """Restore the global generators on exit; in a loader worker, do nothing."""
     if get_worker_info() is not None:
         yield
         return
@@ -132,7 +133,7 @@ def mixed(*numbers: int) -> int:
 
 
 def snapshot() -> list[Any]:
-    """Return the states of the global generators, to compare and restore; takes 5 us."""
+    """Return the global generators' states, to be compared or restored; takes 5 us."""
     of_pythons = _bytes(_PYTHONS), _PYTHONS.gauss_next
     return [of_pythons, *map(_bytes, _GLOBAL[1:])]  # numpy's without its cached normal number
 
@@ -157,8 +158,8 @@ def _bytes(rng: Any) -> bytes:
 def _address(rng: random.Random | np.random.RandomState) -> int:
     """Return the address of a generator's 624 words and position.
 
-    For Python's generator this relies on CPython, where `_random.Random` contains only the
-    position and the words; they are only read, because `getstate()` takes 17 us.
+    For Python's generator this relies on CPython's `_random.Random`, which contains only the
+    position and the words. They are only read, never written; `getstate()` would take 17 us.
     """
     if isinstance(rng, random.Random):
         return id(rng) + object.__basicsize__

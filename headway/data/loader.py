@@ -1,4 +1,4 @@
-"""The prepared data loader: yields this rank's part of every global batch, and can resume."""
+"""The prepared data loader, which yields this rank's part of each global batch and can resume."""
 
 from __future__ import annotations
 
@@ -59,24 +59,25 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     ranks get the same number of batches of the same size: if the last global batch is not full, it
     is split evenly, and up to w - 1 of its samples are repeated; `gather_for_metrics` drops the
     repeated samples. The mean over ranks of mean losses is therefore the mean over the samples.
-    `drop_last` drops the last batch instead, for models that cannot use small batches. With
-    `even_batches=False` no samples are repeated: the first ranks get the remaining batches.
-    The batches of a batch sampler without `batch_size` keep their sizes.
+    With `drop_last`, such a batch is dropped instead, for models that cannot use small batches.
+    With `even_batches=False`, no samples are repeated, and only the first ranks get the remaining
+    batches. The batches of a batch sampler without `batch_size` keep their sizes.
 
-    Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as a
-    single process with the same seed. Other samplers with a `generator` attribute draw from equal
-    generators on all ranks; samplers without it must draw the same order from their own seed. A
-    stream (`IterableDataset`) is split by its shards if possible, otherwise every rank reads all of
-    it. In the first iteration the ranks check that their data are the same, unless they are
-    `already_sharded`. Streams and loaders with workers are read one batch ahead, so that the last
-    batch is known: after a `break`, one more batch has been read.
+    Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks as in a single
+    process with the same seed. Other samplers with a `generator` attribute draw from generators in
+    the same state on all ranks; samplers without one must draw the same order from their own seed.
+    A stream (`IterableDataset`) is split by its shards if possible; otherwise, every rank reads the
+    entire stream. In the first iteration, the ranks check that their data are the same, unless the
+    data are `already_sharded`. Streams and loaders with workers are read one batch ahead to detect
+    the last batch, so one more batch has been read after a `break`.
 
-    With `dispatch_batches`, and for a loader that overrides `__iter__`, only rank 0 reads, and
-    it sends each rank its batches. Batches of an overridden `__iter__` keep their sizes: if fewer
-    batches than ranks remain, the other ranks get a batch of the same round again.
+    With `dispatch_batches`, and for a loader that overrides `__iter__`, only rank 0 reads the data,
+    and it sends each rank its batches. Batches of an overridden `__iter__` keep their sizes. If
+    fewer batches than ranks remain, the other ranks get a copy of a batch from the same round.
 
-    Each iteration calls `set_epoch()` of the sampler, batch sampler and dataset, if present. Epochs
-    are counted from 0, or from the last `set_epoch()` of the prepared loader.
+    Each iteration calls `set_epoch()` on the sampler, batch sampler and dataset, where present.
+    Epochs are counted from 0, or from the last number passed to `set_epoch()` of the prepared
+    loader.
 
     All other attributes (`dataset`, `batch_size`, `sampler`, ...) are those of the script's loader,
     and cannot be set on the prepared loader.
@@ -147,7 +148,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         vars(self)["end_of_dataloader"] = False
 
     def _draws(self, seed: int | None, number: int) -> Draws:
-        """Return the loader's random draws, seeded by `seed` and the loader's number if given."""
+        """Return the loader's random draws; if there is a seed, mix in the loader's number."""
         loader, config, division = self._proxied, self._config, self._division
         if config.use_seedable_sampler and self._is_map:
             seed = config.data_seed
@@ -231,7 +232,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     # ------------------------------------------------------------------ starting an iteration
 
     def _begin(self, line: str) -> LoaderIteration:
-        """Start the next iteration, and call `set_epoch()` where present."""
+        """Start the next iteration, and call `set_epoch()` on the sources that have it."""
         skipped = self.epochs.offset_after(self._skipped) if self._skipped else None
         current = self.run.begin(self.epochs, skipped, line)
         start = current.start
@@ -258,7 +259,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             self.epochs.stream.load_state_dict(copy.deepcopy(current.start.stream))
 
     def _begin_reading(self, current: LoaderIteration) -> tuple[Iterator[Item], Any]:
-        """Return the items of an iteration, and an object with `has_more`, or None."""
+        """Return the items of an iteration, and the `lookahead` of their source."""
         start, source = current.start, self._batch_source
         with starting_workers(self._proxied):
             items = source.begin(current)
@@ -279,14 +280,14 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch, or of the next one if it is complete."""
+        """The number of the current epoch; once that epoch is complete, the number of the next."""
         return self.epochs.number
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's position in the data.
 
-        `Accelerator.save_state` and `checkpoint` include it; call this only in scripts that write
-        their own checkpoints.
+        `Accelerator.save_state` and `Accelerator.checkpoint` save the position. Call this method
+        only in scripts that write their own checkpoints.
 
         Examples:
             >>> from headway import Accelerator
@@ -320,14 +321,14 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         }
 
     def require_position(self, position: dict[str, Any], where: str) -> bool:
-        """Check that data and batches match `position`; return whether it is within an epoch."""
+        """Check that the loader matches `position`; return whether that is within an epoch."""
         start, seed = _saved_start(position), None if self._seeds is None else self._seeds.seed
         if not start.taken.batches:
             return False
         together, same = self.epochs.num_batches, "prepare the same loader"
         facts: list[tuple[str, Any, Any, str]] = [
             ("seed", position["seed"], seed, f"pass Accelerator(seed={position['seed']})"),
-            ("number of ranks", position["ranks"], self.data_shards, "use as many ranks"),
+            ("number of ranks", position["ranks"], self.data_shards, "use the same number"),
         ]
         if start.stream is None:
             facts.append(("number of samples", position["length"], len_of(self._data), same))
@@ -336,7 +337,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 facts.append(("batch size", position["size"], self.epochs.batch_size, same))
                 if not self._is_map and start.taken.batches % together:
                     what = "number of batches that the ranks read together"
-                    facts.append((what, f"{start.taken.batches} were read", together, same))
+                    facts.append((what, f"a divisor of {start.taken.batches}", together, same))
         for fact, saved, live, fix in facts:
             if saved != live:
                 raise CheckpointError(
@@ -352,7 +353,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         """Resume the next iteration from the position at which `state_dict()` was called.
 
         Raises:
-            CheckpointError: this loader's data or batches differ.
+            CheckpointError: the data or batches differ from those of the saved loader.
         """
         self.require_position(state_dict, "the script's load_state_dict(...)")
         self.seek(state_dict)
@@ -379,7 +380,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             self.epochs.next_start = start._replace(checksum=0)
 
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
-        """Draw an epoch from a custom sampler again, because it may count its epochs."""
+        """Redraw an epoch from a custom sampler, because the sampler may count its epochs."""
         self._call_set_epoch(epoch)
         sums = array("L")
         for _ in islice(self.draws.draw(StartPosition(epoch, first=first), sums), batches):
@@ -388,21 +389,21 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             self.run.report(_OTHER_ORDER.format(batches))
 
     def _drops_rest(self, start: StartPosition) -> bool:
-        """Return whether the rest of the epoch is dropped because it is less than a batch."""
+        """Return whether the rest of the epoch is dropped because it is smaller than a batch."""
         draws, taken = self.draws, start.taken.samples
         if not (draws.counts_samples and taken and draws.source.drop_last):
             return False
         return len(draws.source.sampler) - taken < self.total_batch_size
 
     def follow(self, run: LoaderSet) -> None:
-        """Move this loader to the training of another Accelerator."""
+        """Attach this loader to another Accelerator's training run."""
         self.run = self.epochs.run = run
 
     # ------------------------------------------------------------------ variants
 
     @contextmanager
     def override_even_batches(self, even_batches: bool) -> Iterator[None]:
-        """Set `DataLoaderConfiguration.even_batches` temporarily."""
+        """Override `DataLoaderConfiguration.even_batches` inside a `with` block."""
         check_configuration(replace(self._config, even_batches=even_batches))
         source, division = self._batch_source, self._division._replace(even=even_batches)
         self._batch_source = batch_source_for(self._read, self.draws, division)
@@ -419,7 +420,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
 
     @property
     def remainder(self) -> int:
-        """The number of samples in the last global batch, or 0 if it is full; -1 if unknown."""
+        """The number of samples in the last global batch; 0 if it is full, -1 if unknown."""
         length, drops_last = len_of(self._data), getattr(self._proxied, "drop_last", False)
         if length is None or drops_last or not self.total_batch_size:
             return -1
@@ -429,7 +430,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         return max(0, len(self._batch_source) - self._skipped)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch number of the next iteration, also in the samplers and the dataset."""
+        """Set the epoch number of the next iteration, the samplers and the dataset."""
         self.epochs.set(epoch)
         self._call_set_epoch(epoch)
 
@@ -457,7 +458,7 @@ def _sources_of(loader: Any) -> list[Any]:
 
 
 class _EpochSetter:
-    """Wrapper of a `set_epoch` in the script that also sets the epoch of prepared loaders."""
+    """Wraps a `set_epoch` of the script so that it also sets the epoch of prepared loaders."""
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.set_epoch = owner, owner.set_epoch
@@ -496,21 +497,21 @@ def _saved_start(position: dict[str, Any]) -> StartPosition:
 
 _STREAM_NOTE = (
     "note: the batches before the checkpoint are read again and dropped, because the stream has no"
-    " state_dict() or runs in workers; this resumes exactly only if it yields the same samples"
+    " state_dict() or runs in workers; the run resumes exactly only if the same samples are read"
 )
 _DRAWN_IN_WORKERS = (
     "note: loader workers draw random numbers, which do not resume exactly in the middle of an"
     " epoch or with persistent workers: pass Accelerator(seed=...), or use num_workers=0"
 )
 _EPOCH_OF_WORKERS = (
-    "note: set_epoch() of a dataset does not reach persistent workers: they keep the epoch in"
-    " which they were started, and a resumed run starts them in a later epoch, which is not exact."
-    " Pass persistent_workers=False"
+    "note: set_epoch() of a dataset does not reach persistent workers. They keep the epoch in which"
+    " they were started, and a resumed run starts them in a later epoch, so it does not resume"
+    " exactly. Pass persistent_workers=False"
 )
 _OTHER_ORDER = (
     "note: the first {} batches of a loader differ from those before the checkpoint, so the epoch"
-    " does not resume exactly: its sampler or stream has its own state. Draw from Python's,"
-    " numpy's or torch's generators, use set_epoch(), or implement state_dict() for the stream"
+    " does not resume exactly: the sampler or stream has its own state. Draw from Python's, numpy's"
+    " or torch's generators, use set_epoch(), or implement state_dict() for the stream"
 )
 
 
@@ -518,7 +519,7 @@ _OTHER_ORDER = (
 def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
     """Return a loader that skips the first batches of each epoch.
 
-    Skipped samples of a map-style dataset are drawn but not loaded; those of a stream are read.
+    Skipped samples of a map-style dataset are drawn but not loaded; those of a stream are loaded.
     Iterating over the returned loader counts as an epoch of `dataloader`.
 
     Args:
@@ -545,7 +546,7 @@ def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
 
 
 class _WithoutFirst(AttributeProxy, DataLoader[Any]):
-    """Wrapper of a loader that drops its first batches."""
+    """Wraps a loader, and drops its first batches."""
 
     _num_batches: int
 

@@ -1,8 +1,8 @@
-"""The loaders of a training: iterations over them, epochs, and checkpoints between batches.
+"""The loaders of a training run: their iterations and epochs, and checkpoints between batches.
 
-An iteration starts at its loader's position. Once an optimizer step is taken in it, it is an epoch,
-and the position moves to the start of the next epoch. Iterations without an optimizer step, such as
-an evaluation or peeking at a batch, do not change the position.
+An iteration starts at its loader's position. Once an optimizer step is taken during an iteration,
+the iteration counts as an epoch, and the position moves to the start of the next epoch. Iterations
+without an optimizer step, such as an evaluation or a peek at a batch, do not move the position.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headway.ipc.stderr import log
 class PendingCheckpoint:
     """A checkpoint that is due and will be saved between two batches.
 
-    After `schedule`, it is saved when the leading loop requests its next batch; the leading loop is
-    the first that requested a batch since the previous `schedule`. After that loop's last batch it
-    is saved when the next iteration over its loader starts (not counting iterations under
-    `torch.no_grad()`), so that it includes changes that the script makes between two epochs.
+    After `schedule`, the checkpoint is saved when the leading loop requests its next batch. The
+    leading loop is the first that has requested a batch since the previous `schedule`. After its
+    last batch, the checkpoint is saved when the next iteration over the same loader starts, except
+    under `torch.no_grad()`, so that it includes the script's changes between two epochs.
     """
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report  # logs why a resumed run is not exact
         self.action: Callable[[], object] | None = None  # saves the due checkpoint, if any
         self.again: Callable[[], object] | None = None  # saves the latest again; None after a step
-        # whether it is saved at the start of an iteration that may only peek at a batch; a run
-        # resumed from there skips the code after the peek
+        # whether the checkpoint is saved at the start of an iteration that may only peek at a
+        # batch; a run resumed from there skips the code after the peek
         self.is_before_peek = False
         self.was_before_peek = False  # whether the run was resumed from such a checkpoint
         self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
@@ -60,7 +60,7 @@ class PendingCheckpoint:
         return True
 
     def update_leader(self) -> None:
-        """Update the leading loop: over the previous leading loader, or the first to request."""
+        """Choose the leader: a loop over the previous leader's loader, or the first to request."""
         requesting = [each for each in self.requests.values() if each.rounds and not each.is_over]
         self.requests.clear()
         if not requesting:
@@ -75,14 +75,14 @@ class PendingCheckpoint:
             self.lines.add(self._leader.line)
 
     def on_request(self, iteration: LoaderIteration) -> None:
-        """Save the due checkpoint if it waits for this iteration, which requests a batch."""
+        """Save the due checkpoint if it was waiting for this iteration to request a batch."""
         steps = (iteration, *self._step)  # one may be exhausted, such as the shorter in a zip
         are_between = all(each.is_over or not each.is_complete for each in steps)
         if iteration in self._waiting and are_between:
             self.save()
 
     def begin_iteration(self, owner: Epochs, *, is_in_epoch: bool) -> None:
-        """Save the checkpoint that waits for the next iteration; save it again after a peek.
+        """Save the checkpoint that was waiting for this iteration; after a peek, save it again.
 
         A run that resumes in an epoch of `run.epochs` always executes the code after a peek.
         """
@@ -106,7 +106,7 @@ class PendingCheckpoint:
 
 
 class LoaderSet:
-    """Shared state of the loaders of a training."""
+    """State shared by the loaders of a training run."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -127,7 +127,7 @@ class LoaderSet:
     # ------------------------------------------------------------------ iterations
 
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> LoaderIteration:
-        """Start an iteration at the loader's position; within a loop over it, at the epoch's start.
+        """Start an iteration at the loader's position, or a nested one at the start of the epoch.
 
         Until the first training step, each iteration also restores the saved generator states.
         """
@@ -170,20 +170,21 @@ class LoaderSet:
 
     @property
     def has_trained(self) -> bool:
-        """Whether a training step was taken since the run was started or resumed."""
+        """Whether a training step has been taken since the run started or resumed."""
         return self.progress.num_trained != self._resumed_at
 
     @property
     def is_outermost(self) -> bool:
-        """Whether a new iteration is not nested in another one of this `count_epochs` epoch."""
+        """Whether a new iteration would be outside all others of this `count_epochs` epoch."""
         earlier = self._earlier
         return earlier is not None and all(each in earlier for each in self.open)
 
     def attribute(self) -> None:
-        """Attribute the training steps since the last call to iterations.
+        """Attribute the training steps since the previous `attribute()` to iterations.
 
-        They are attributed to the open iterations that yielded a batch since then, otherwise to the
-        closed ones, as in `batch = next(iter(loader))`; of several over a loader, to the last.
+        They are attributed to the open iterations that have yielded a batch since then. If
+        there are none, they are attributed to closed iterations (`batch = next(iter(loader))`). Of
+        several iterations over the same loader, only the last counts.
         """
         if self._trained == self.progress.num_trained:
             return
@@ -214,10 +215,10 @@ class LoaderSet:
         restore()
 
     def count_epochs(self, total: int, epochs: Sequence[Epochs]) -> Iterator[int]:
-        """Yield the numbers of the epochs to train."""
+        """Yield the numbers of the remaining epochs, up to `total`."""
         if self._is_counting:
             raise UsageError(
-                "run.epochs() was called before: a run can have only one loop over its epochs",
+                "run.epochs() has already been called: a run can have only one loop over epochs",
                 where="the script's run.epochs(...)",
                 fix="use a single loop over run.epochs(n), and branch on the epoch number",
                 code=Code.UNSUPPORTED,
@@ -236,7 +237,7 @@ class LoaderSet:
                 open_.ordinal = 0  # they continue in the next epoch
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
-        """Return the epoch of `count_epochs`, and whether the checkpoint precedes a peek."""
+        """Return the epoch of `count_epochs`, and whether the checkpoint is saved before a peek."""
         self.attribute()
         num_leaders = max(sum(loader.leads for loader in epochs), len(self.checkpoint.lines))
         if self.epoch is None and num_leaders > 1:
@@ -254,20 +255,21 @@ class LoaderSet:
 
 
 _SEVERAL = (
-    "note: several loops over loaders train, and run.epoch counts only one of them: to resume"
-    " exactly, use run.epochs(n) instead of range(run.epoch, n)"
+    "note: the script trains in several loops over loaders, but run.epoch counts only one of them;"
+    " to resume exactly, use run.epochs(n) instead of range(run.epoch, n)"
 )
 _KEPT = (
-    "note: the script trained between two loops over loaders on batches that it keeps"
-    " (itertools.cycle, a list): a resumed run keeps different batches, which is not exact. Loop"
-    " over the loader itself"
+    "note: between two loops over loaders, the script trained on batches that it keeps, for example"
+    " in a list or itertools.cycle. A resumed run keeps different batches, so it does not resume"
+    " exactly. Loop over the loader itself"
 )
 _TURNS = (
     "note: loops over several loaders take turns: one is open while another yields the batches of a"
-    " step. If they are nested or chosen at random, the run does not resume exactly. Use a batch of"
-    " each loader in each step, or loop over the loaders one after another under run.epochs(n)"
+    " step. If the loops are nested or chosen at random, the run does not resume exactly. Use a"
+    " batch of each loader in each step, or loop over the loaders one after another under"
+    " run.epochs(n)"
 )
 _LOOKED = (
-    "note: this run was resumed from a checkpoint before peeking at a loader between two loops, and"
-    " skipped the script's code after the peek. Peek at the loader under torch.no_grad()"
+    "note: this run resumed from a checkpoint that was saved before a peek at a loader between two"
+    " loops, and skipped the script's code after the peek. Peek at the loader under torch.no_grad()"
 )

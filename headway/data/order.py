@@ -1,4 +1,4 @@
-"""The order of samples: the first epoch is drawn as by torch, later epochs by seed and epoch."""
+"""Draws the order of samples: in the first epoch as torch does, later from seed and epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StartPosition(NamedTuple):
     stream: Any = None  # the dataset's state after the taken batches
     is_new: bool = False  # this is the first iteration
     depth: int = 0  # number of enclosing iterations over the loader when the epoch began
-    before: tuple[int, int, Any] | None = None  # last epoch's batches, checksum and `first`
+    before: tuple[int, int, Any] | None = None  # batches, checksum and `first` of the last epoch
 
 
 def _number_of(states: Iterable[Any]) -> int:
@@ -48,9 +48,9 @@ def _number_of(states: Iterable[Any]) -> int:
 class Draws:
     """The random draws made while reading a loader.
 
-    The first iteration draws from the script's generators with rank 0's states. These states seed
-    all later draws, which leave the generators unchanged, including those of `owners`.
-    `sync` returns rank 0's states.
+    The first iteration draws from the script's generators, set to rank 0's states. These states
+    also seed all later draws. Later draws leave the generators unchanged, including those of
+    `owners`. `sync` returns rank 0's states.
     """
 
     counts_samples = False  # whether batches are consecutive samples of a torch sampler
@@ -71,7 +71,7 @@ class Draws:
 
     @contextmanager
     def _as_first(self, start: StartPosition) -> Iterator[None]:
-        """Set the generators for a first iteration; if it is new, rank 0's generators advance."""
+        """Set the generators for a first iteration; a new iteration advances rank 0's."""
         before = self.generators.states()
         first = self.begin_first(before) if start.is_new else start.first
         is_own = start.is_new and self.seed == _number_of(before)
@@ -90,7 +90,7 @@ class Draws:
         return first
 
     def each(self, items: Iterator[Any], start: StartPosition, number: int) -> Iterator[Any]:
-        """Yield items, with the generators seeded for each."""
+        """Yield items, and seed the generators for each of them."""
         start = start._replace(first=None, is_new=False)
         for each in count(number):
             with self.at(start, each):
@@ -101,16 +101,16 @@ class Draws:
 
 
 class SampleOrder(Draws):
-    """Draws the indices of a map-style dataset, the same on all ranks.
+    """Draws the indices of a map-style dataset, which are the same on all ranks.
 
     torch's samplers draw from generators when an iteration starts. Other samplers may draw at any
-    time: the generators are seeded for each of their batches except the first.
+    time, so the generators are seeded for each of their batches except the first.
     """
 
     def __init__(
         self, loader: DataLoader[Any], sync: SyncStates, seed: int | None, seeds: SampleSeeds | None
     ) -> None:
-        self.source: Any = source_of(loader)  # the batch sampler, or the sampler without one
+        self.source: Any = source_of(loader)  # the batch sampler, or the sampler if there is none
         inner = getattr(self.source, "sampler", None)
         samplers = [self.source] if inner is None else [self.source, inner]
         modules = [type(sampler).__module__ for sampler in samplers]
@@ -126,7 +126,7 @@ class SampleOrder(Draws):
         self._samples = seeds
 
     def draw(self, start: StartPosition, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
-        """Return the remaining batches; if samples are counted, merge `num_batches` into each.
+        """Return the remaining batches; if samples are counted, merge `num_batches` into one.
 
         For custom samplers, the running checksum of the batches is appended to `sums`.
         """
@@ -145,7 +145,7 @@ class SampleOrder(Draws):
         return islice(batches, taken.batches, None)
 
     def loading(self) -> Callable[[Any], Any] | None:
-        """Return a function that adds seeds to indices, or None without seeds."""
+        """Return a function that adds seeds to indices, or None if there are no seeds."""
         if self._samples is None:
             return None
         key = self._samples.key
@@ -156,7 +156,7 @@ class SampleOrder(Draws):
         return lambda drawn: SeededIndices([drawn], key, True)
 
     def _drawn(self, source: Iterable[Any], start: StartPosition) -> Iterator[Any]:
-        """Iterate a source with the generators of the start position."""
+        """Iterate over a source, with the generators in their states at the start position."""
         with self.at(start, 0):
             items = iter([*source] if self._draws_later else source)
             first = [*islice(items, 1)]

@@ -26,7 +26,7 @@ class AttributeProxy:
 
 
 class SkipBatchSampler(AttributeProxy, BatchSampler):
-    """Wrapper of a batch sampler that skips its first batches in every epoch."""
+    """Wraps a batch sampler, and skips its first batches in every epoch."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = self._proxied = batch_sampler
@@ -45,19 +45,19 @@ class SkipBatchSampler(AttributeProxy, BatchSampler):
 
 
 def source_of(loader: DataLoader[Any]) -> Any:
-    """Return the batch sampler of a map-style dataset, or the sampler without one."""
+    """Return the loader's batch sampler, or its sampler if it has no batch sampler."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
     """Return a copy of `loader` with changed attributes, including those that torch protects."""
     other = copy.copy(loader)
-    vars(other).update({"_iterator": None} | attributes)  # the other copy uses its workers
+    vars(other).update({"_iterator": None} | attributes)  # the original keeps its workers
     return other
 
 
 def is_of_datasets(data: Any) -> bool:
-    """Return whether `data` is from Hugging Face's datasets."""
+    """Return whether `data` comes from Hugging Face's `datasets` package."""
     # its iterators start over, and its epoch is in memory that loader workers share
     return type(data).__module__.partition(".")[0] == "datasets"
 
@@ -117,10 +117,10 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with this rank's shards of its stream, or unchanged if it is not split.
+    """Return `loader` with this rank's shards of its stream; unchanged if that is not split.
 
-    A stream with `num_shards` and `shard(num_shards=, index=)`, such as those of Hugging Face's
-    `datasets`, is split if `num_shards` is divisible by the number of ranks, or with `split`.
+    A stream with `num_shards` and `shard(num_shards=, index=)`, such as a stream of Hugging Face's
+    `datasets`, is split if `num_shards` is divisible by the number of ranks, or `split` is True.
     """
     stream: Any = getattr(loader, "dataset", None)
     is_stream = is_plain(loader) and isinstance(stream, IterableDataset)
@@ -135,7 +135,7 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
             f" split over {num_ranks} ranks",
             where="the script's DataLoaderConfiguration(...)",
             fix="implement `shard(num_shards=, index=)`, with at least as many shards as ranks,"
-            " or remove split_streams: each rank then reads the entire stream",
+            " or remove split_streams; each rank then reads the entire stream",
             code=Code.UNSHARDABLE,
         )
     return loader

@@ -21,7 +21,7 @@ from headway.data.script_loaders import AttributeProxy, changed
 
 
 class SeededIndices(NamedTuple):
-    """Indices of a batch, or a single index, with the key for their seeds."""
+    """The indices of a batch, or a single index, and the key from which seeds are derived."""
 
     samples: list[tuple[Any, int]]  # pairs of an index and its position in the epoch
     key: int  # derived from the seed and the epoch
@@ -29,16 +29,16 @@ class SeededIndices(NamedTuple):
 
 
 class SampleSeeds:
-    """Seeds for the samples of a loader, from a seed, the epoch and the position in it."""
+    """Derives a seed for each sample from a seed, the epoch and the sample's position in it."""
 
     def __init__(self, seed: int, rank: int = 0) -> None:
-        self.seed, self._rank = seed, rank  # nonzero only if each rank reads its own data
+        self.seed, self._rank = seed, rank  # 0 unless each rank reads its own data
         self.first_item = 0  # index of the first item of the next iteration over a stream
         # also read by persistent loader workers
         self._epoch = torch.zeros((), dtype=torch.int64)
 
     def seed_loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a copy of a loader whose generators are reseeded for each sample."""
+        """Return a copy of `loader` that reseeds the generators for each sample."""
         if loader.num_workers:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         if isinstance(loader.dataset, IterableDataset):
@@ -53,7 +53,7 @@ class SampleSeeds:
 
     @property
     def key(self) -> int:
-        """Hash of the seed, the epoch and the rank."""
+        """A hash of the seed, the epoch and the rank."""
         return mixed(self.seed, int(self._epoch), self._rank)
 
 
@@ -66,7 +66,7 @@ def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
 
 
 class _DatasetProxy(AttributeProxy):
-    """Proxy of a dataset in loader workers."""
+    """Proxy for a dataset in loader workers."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._proxied, name, value)
@@ -76,11 +76,11 @@ class _DatasetProxy(AttributeProxy):
 
 
 class SeededSamples(_DatasetProxy, Dataset[Any]):
-    """Loads and collates samples of a map-style dataset, with the generators seeded for each.
+    """Loads and collates samples of a map-style dataset, and seeds the generators for each sample.
 
-    Seeding starts with the first batch that draws random numbers; from then on every sample is
-    seeded, and a dataset with `__getitems__` gets lists of one index. The draws of a collate
-    function depend on the last sample of its batch.
+    Seeding starts with the first batch that draws random numbers. From then on, the generators are
+    seeded for every sample, and `__getitems__` is called with one index at a time. The random draws
+    of a collate function depend on the last sample of its batch.
     """
 
     _collate: Callable[[Any], Any]
@@ -124,7 +124,7 @@ def _identity(batch: Any) -> Any:
 
 
 class SeededStream(_DatasetProxy, IterableDataset[Any]):
-    """A stream with the generators seeded for each item by epoch, worker and item number."""
+    """Wraps a stream; seeds the generators for each item from epoch, worker and item number."""
 
     _seeds: SampleSeeds
 

@@ -1,4 +1,4 @@
-"""Keep loader workers alive during a stop signal that their rank handles, so that it can save."""
+"""Keep loader workers alive after a stop signal that their rank handles, so the rank can save."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_shielded_workers(loader: Any, *, records_draws: bool = False) -> Any:
 
 @contextmanager
 def starting_workers(loader: Any) -> Iterator[None]:
-    """Block stop signals in workers started in the block until they have set their handlers."""
+    """Block stop signals in workers that the block starts until they have set their handlers."""
     num_workers = getattr(loader, "num_workers", 0)
     if not (num_workers and _HAS_PROC and callable(signal.getsignal(signal.SIGTERM))):
         yield
@@ -100,7 +100,8 @@ class ShieldedWorker:
 def _exit_unless_rank_saves(*_: object) -> None:
     """Terminate this worker on SIGTERM unless its rank handles the signal.
 
-    A rank that ignores SIGTERM is exiting, and torch reports a nonzero exit code as a crash.
+    If the rank ignores SIGTERM, it is exiting. The worker then exits with 0, because torch reports
+    a nonzero exit code as a crash.
     """
     rank = parent_process()
     assert rank is not None, "workers are started by multiprocessing"
@@ -113,7 +114,7 @@ def _exit_unless_rank_saves(*_: object) -> None:
 
 
 def _has(pid: int | None, mask: str) -> bool:
-    """Return whether SIGTERM is in a process's signal mask. Source: proc(5), /proc/pid/status."""
+    """Return whether a process's signal mask includes SIGTERM; see proc(5), /proc/pid/status."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             row = next(line for line in status if line.startswith(mask))

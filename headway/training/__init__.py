@@ -1,1 +1,1 @@
-"""The state of a training, preparation of its objects, and training steps."""
+"""The state of a training run, the preparation of its objects, and training steps."""

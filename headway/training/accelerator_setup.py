@@ -69,7 +69,7 @@ class AcceleratorSetup(NamedTuple):
 
 
 def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
-    """Join the process group, and create the objects that arguments and settings request."""
+    """Join the process group, and create the objects that the arguments and settings request."""
     check_range("Accelerator", 0, 2**32 - 1, seed=given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
@@ -142,7 +142,7 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
 
 
 def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> None:
-    """Log overridden settings on rank 0, and unused settings at the end of the script."""
+    """Log overridden settings on rank 0; at the end of the script, log unused settings."""
     settings, world, progress = setup.settings, setup.world, setup.training.progress
     progress.note_use(accelerator=True)
     if (folder := setup.project.project_dir) is not None:

@@ -22,14 +22,14 @@ class GradientAccumulationPlugin(KwargsHandler):
     """Configures gradient accumulation; replaces `gradient_accumulation_steps`.
 
     Args:
-        num_steps: micro-batches per optimizer step; None uses the launcher's setting, or 1.
-        adjust_scheduler: whether the schedule is defined in optimizer steps. The learning rates are
-            the same either way, as in Accelerate: a prepared scheduler never steps while
+        num_steps: micro-batches per optimizer step. None means the launcher's setting, or else 1.
+        adjust_scheduler: whether the schedule is defined in optimizer steps. As in Accelerate, this
+            does not change the learning rates, because a prepared scheduler never steps while
             gradients accumulate.
         sync_with_dataloader: the last batch of a loader completes an optimizer step and resets the
             count. With False the count continues across epochs.
-        sync_each_batch: synchronize gradients in every backward pass: slower, but saves the
-            memory that some strategies need for unsynchronized gradients.
+        sync_each_batch: synchronize gradients in every backward pass. This is slower, but saves
+            the memory that some strategies need for unsynchronized gradients.
 
     Raises:
         UsageError: `num_steps` is not an integer of at least 1.
@@ -93,27 +93,28 @@ class AccumulationWindow:
     def _parts_differ(self, how: str) -> UsageError:
         return UsageError(
             f"the last batch of a loader has {how} micro-batches than the batch before it"
-            f" ({self._usual}), so the end of its optimizer step is unknown",
+            f" ({self._usual}), so the end of the optimizer step is unknown",
             where="the script's loop with accelerator.accumulate(...)",
             fix="pass GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False), which"
-            " counts across the ends of loaders, or split all batches into equally many parts",
+            " counts across the ends of loaders; or split all batches into the same number"
+            " of parts",
             code=Code.ACCUMULATION,
         )
 
 
 class Accumulation:
-    """Counts micro-batches: gradients are due every `steps`, and at the end of the loader.
+    """Counts micro-batches; gradients are due after `steps` of them, and at the end of the loader.
 
     Each set of models that is accumulated together has its own count. Counts are equal on all
     ranks, because every rank gets the same number of batches. Leaving a loop early keeps the count,
-    because its gradients are still in the model and contribute to the next step. If batches are
-    split into n micro-batches each, a loader's last step ends at the n-th of its last batch.
+    because the gradients are still in the model and contribute to the next step. If each batch is
+    split into n micro-batches, a loader's last step ends with the n-th part of its last batch.
 
     Loss sums are weighted so that the gradients are those of the mean loss over all tokens of a
-    step. The number of tokens is known only in the last micro-batch. Before its backward pass, in
-    which the ranks average their gradients, they sum their token counts, and each rank scales the
-    gradients that it has accumulated. This costs one small all-reduce per optimizer step; without
-    accumulation the gradients are not modified.
+    step. The number of tokens is known only in the last micro-batch. Before the backward pass of
+    that micro-batch, in which gradients are averaged, the ranks sum their token counts, and each
+    rank scales the gradients that it has accumulated. This costs one small all-reduce per optimizer
+    step. Without accumulation, the gradients are not modified.
     """
 
     def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
@@ -123,7 +124,7 @@ class Accumulation:
         self.reset()
 
     def configure(self, plugin: GradientAccumulationPlugin) -> None:
-        """Apply the plugin's settings; `num_steps` None keeps the number of steps."""
+        """Apply the plugin's settings; keep the number of steps if its `num_steps` is None."""
         self.plugin = plugin
         self.steps = plugin.num_steps or self.steps
         self._ends_with_loader = plugin.sync_with_dataloader
@@ -165,7 +166,7 @@ class Accumulation:
 
     @property
     def tokens(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Pending token counts and divisors, by models."""
+        """The pending token counts and divisors, keyed by the indices of the models."""
         return {key: step.pending for key, step in self._steps.items() if step.pending is not None}
 
     @tokens.setter
@@ -184,7 +185,7 @@ class Accumulation:
     def begin_micro_batch(
         self, models: tuple[torch.nn.Module, ...], prepared: Callable[[], Sequence[torch.nn.Module]]
     ) -> None:
-        """Count a micro-batch of these models, or of all, and set `sync_gradients`."""
+        """Count a micro-batch of `models`, or of all if empty, and set `sync_gradients`."""
         try:
             step = self._by_models.get(models)
         except TypeError:  # not a model but an unhashable object, such as a list
@@ -205,8 +206,8 @@ class Accumulation:
     def note_backward(self, by_tokens: bool) -> None:
         """Raise UsageError if a backward pass cannot be combined with the previous passes.
 
-        The last micro-batch of a step scales all gradients of the step by its token count: all
-        losses must have token counts, and each token must count once.
+        In the last micro-batch, all gradients of a step are scaled by the step's token count,
+        so all losses must have token counts, and each token must be counted once.
         """
         step = self.step
         if step.is_fresh is None:  # the script counts micro-batches itself
@@ -228,7 +229,7 @@ class Accumulation:
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `context`, in which the last backward pass of a step is unknown."""
+        """Enter `context`, and reject token counts: the last backward pass is unknown."""
         before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:
@@ -255,8 +256,8 @@ class Accumulation:
     ) -> torch.Tensor:
         """Return the initial gradient for the backward pass of `loss_sum`.
 
-        The loss is the sum over this rank's tokens, of shape [] or [1]. `is_synced`: ranks
-        average the gradients of every micro-batch, not only of the last.
+        The loss, of shape [] or [1], is the sum over this rank's tokens. With `is_synced`, ranks
+        average the gradients of every micro-batch, not only of the last one.
         """
         if self._refuses_tokens:
             raise UsageError(
@@ -311,7 +312,7 @@ def _weight(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
-    """Return the number as a tensor of shape [], without synchronizing with the GPU."""
+    """Return `num_tokens` as a tensor of shape [], without synchronizing with the GPU."""
     tokens = torch.as_tensor(num_tokens).detach()
     is_whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool)
     if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):

@@ -37,7 +37,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
     **dict.fromkeys(_LAUNCH.split(), "remove it, and start the script with `headway launch`"),
-    "devices": "start with `headway launch --devices 2` for two GPUs, `--devices 1,` for GPU 1",
+    "devices": "start with `headway launch --devices 2` for two GPUs, or `--devices 1,` for GPU 1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
 
@@ -77,7 +77,7 @@ class Arguments:
 
 
 class EffectiveSettings(NamedTuple):
-    """The settings of this process: the launcher's, overridden by the script's arguments.
+    """The launcher's settings, overridden by the script's arguments.
 
     `notes` describe the overridden values.
     """
@@ -94,10 +94,10 @@ class EffectiveSettings(NamedTuple):
 def merge_arguments(
     run: RunContract | None, *, cpu: bool = False, device: str | None = None, **given: Any
 ) -> EffectiveSettings:
-    """Override `run` with the constructor's arguments; None (False for `cpu`) means not passed.
+    """Override `run` with the constructor's arguments; None, or False for `cpu`, means omitted.
 
-    `run` is None under plain python or torchrun, where no profile is read. Other arguments have the
-    names of `RunContract`; those that contradict a command-line flag raise UsageError.
+    `run` is None under plain python or torchrun, where no profile is read. The names in `given` are
+    those of `RunContract`. An argument that contradicts a command-line flag raises UsageError.
     """
     check_precision(given.get("mixed_precision"))
     for name in ("mixed_precision", "strategy"):
@@ -120,7 +120,7 @@ def merge_arguments(
 
 
 def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
-    """Return the settings among the arguments, by their names in `RunContract`; None if omitted."""
+    """Return the arguments that are settings, named as in `RunContract`; omitted ones are None."""
     resume = arguments.resume_from
     return {
         "device": arguments.device,
@@ -135,7 +135,7 @@ def merge_sharing(arguments: Arguments) -> dict[str, Any]:
     """Return the sharding settings; each may be passed only once."""
     strategy = arguments.strategy
     if not isinstance(strategy, Strategy | None):
-        fix = "pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy"
+        fix = "pass strategy='fsdp' to shard models over the ranks, or pass a Strategy"
         check_choice("Accelerator", (AUTO, *STRATEGIES), fix, strategy=strategy)
     check_range("Accelerator", 2, shard_size=arguments.shard_size)
     passed = {name: getattr(arguments, name) for name in SHARDING_SETTINGS}
@@ -164,7 +164,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
 def merge_accumulation(
     steps: int | None, plugin: GradientAccumulationPlugin | None
 ) -> GradientAccumulationPlugin:
-    """Return the plugin, or create it from `steps`, which must be 1 or None with a plugin."""
+    """Return the plugin, or create one from `steps`; with a plugin, `steps` must be 1 or None."""
     if plugin is None:
         check_range("Accelerator", 1, gradient_accumulation_steps=steps)
         return GradientAccumulationPlugin(num_steps=steps)
@@ -177,7 +177,7 @@ def merge_accumulation(
 def merge_compilation(
     backend: DynamoBackend | str | Callable[..., Any] | None, plugin: TorchDynamoPlugin | None
 ) -> TorchDynamoPlugin:
-    """Return the plugin, or create it from `backend`; raise UsageError if both are given."""
+    """Return the plugin, or create one from `backend`; raise UsageError if both are passed."""
     if backend is not None and plugin is not None:
         alone = f"TorchDynamoPlugin(backend={backend!r}, ...)"
         raise _both(f"dynamo_backend={backend!r}", "dynamo_plugin", alone)
@@ -193,7 +193,7 @@ def _both(one: str, other: str, alone: str = "one of the two") -> UsageError:
 def reject_unsupported(
     arguments: Mapping[str, object], known: Iterable[str], where: str = CALL
 ) -> None:
-    """Raise UsageError for unknown arguments, with the alternative; ignore Accelerate's if None."""
+    """Raise UsageError, with a fix, for unknown arguments; ignore Accelerate's that are None."""
     for name, value in arguments.items():
         if name in UNSUPPORTED and value is None:
             continue

@@ -87,7 +87,7 @@ def _has_version(distribution: str, at_least: str | None) -> bool:
 
 
 def _unsupported(what: str) -> Callable[..., bool]:
-    return _returns(f"False: Headway does not use {what}", lambda *_, **__: False)
+    return _returns(f"False, because Headway does not use {what}", lambda *_, **__: False)
 
 
 is_cuda_available = _returns(
@@ -98,7 +98,7 @@ is_rocm_available = _returns(
     lambda: torch.version.hip is not None and torch.cuda.is_available(),
 )
 is_mps_available = _returns(
-    "whether torch is at least `min_version` (1.12) and can use an Apple GPU",
+    "whether torch's version is at least `min_version`, and torch can use an Apple GPU",
     lambda min_version="1.12": (
         is_torch_version(">=", min_version) and torch.backends.mps.is_available()
     ),
@@ -108,7 +108,7 @@ is_xpu_available = _returns(
     lambda check_device=False: torch.xpu.is_available(),
 )
 is_fp16_available = _returns(
-    "whether fp16 is useful on the best available device: on every GPU, but not on CPUs",
+    "whether fp16 is useful on the best available device, which is the case on GPUs only",
     lambda: is_cuda_available() or is_xpu_available() or is_mps_available(),
 )
 is_bf16_available = _returns(

@@ -1,4 +1,4 @@
-"""Gathering results for samples from all ranks, without duplicates."""
+"""Gathers per-sample results from all ranks, without duplicates."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool
 
 
 def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
-    """Return how many of this rank's first results do not belong to repeated samples.
+    """Return how many of this rank's results to keep; the rest belong to repeated samples.
 
-    None if there is neither one row per sample of an epoch that ended in the current batch, nor k
-    rows per sample of that batch.
+    Return None if there are neither k rows per sample of the current batch, nor one row per sample
+    of an epoch that ended during that batch.
     """
     ended = loop.ended_loop
     kept = _rows_of_batch(loop, rows, strict)
@@ -85,7 +85,7 @@ def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
     if loop.loader is not None and kept not in (None, rows - ended.repeated):
         raise UsageError(
             f"gather_for_metrics() got {rows} results, which may belong to the last batch or to"
-            " the epoch that has ended in it",
+            " the epoch that ended during that batch",
             where=CALL,
             fix="gather results of the outer loop's batch before the inner loop, and results of"
             " the inner loop inside it",
@@ -95,10 +95,11 @@ def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
 
 
 def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
-    """Return the number of rows for new samples of the batch; truncate those of a full batch.
+    """Return how many rows to keep, because they belong to samples of the batch that are new.
 
-    If there are also k rows per sample of a short batch, they are truncated if full batches had one
-    row per sample, and kept if full batches had more; otherwise UsageError is raised.
+    If there are as many rows as in a full batch, but the batch is short, only its first rows are
+    kept. If that number is also k rows per sample of the short batch, one row per sample is kept if
+    full batches had one, and k rows if they had more; otherwise, UsageError is raised.
     """
     rank, size = rank_and_size()
     samples, new = loop.batch.of_rank(rank, size)
@@ -109,8 +110,8 @@ def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
     if rows == full > samples and (rest or not loop.rows or 1 in loop.rows):
         if strict and not rest and loop.rows != {1}:
             raise UsageError(
-                f"gather_for_metrics() got {rows} results, as many as a full batch has, which is"
-                f" also {each} for each of the {samples} samples of the last batch",
+                f"gather_for_metrics() got {rows} results, which is ambiguous: one per sample of a"
+                f" full batch, or {each} per sample of the last batch, which has {samples} samples",
                 where=CALL,
                 fix="pass one result per sample, such as loss.repeat(len(batch)), or one row of"
                 f" {each} results per sample: results.reshape({samples}, {each}, ...)",
@@ -131,7 +132,7 @@ def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _are_objects(part: Any, as_objects: bool) -> bool:
-    """Return whether a list, or a tuple as torch collates strings, has one entry per sample."""
+    """Return whether `part` is a list or tuple of one object per sample, such as strings."""
     if isinstance(part, list):
         return as_objects or not part or not only_tensors(part)
     kinds = (torch.Tensor, list, tuple, Mapping)
@@ -151,8 +152,8 @@ def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
     return UsageError(
         f"gather_for_metrics() got {what}, but this rank's last batch has {had}",
         where=CALL,
-        fix="pass one row, or k rows, per sample of the batch, or one row per sample of the epoch"
-        " after its loop; call accelerator.gather(...) for other tensors, and"
+        fix="pass one or k rows per sample of the batch or, after the loop, one row per sample of"
+        " the epoch; call accelerator.gather(...) for other tensors, and"
         " headway.utils.gather_object([...]) for other objects",
         code=Code.METRICS,
     )

@@ -16,7 +16,7 @@ from headway.state import AcceleratorState, GradientState
 from headway.training.accumulation import Accumulation
 
 Groups = Sequence[Mapping[str, Any]]
-"""Names and values for each parameter group, or for a scheduler and its inner schedulers."""
+"""Names and values of each parameter group, or of a scheduler and its inner schedulers."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or derived from the optimizer's
@@ -29,11 +29,11 @@ class PreparedOptimizer(torch.optim.Optimizer):
     While gradients accumulate, `step()` and `zero_grad()` do nothing. All other attributes are
     those of the wrapped optimizer, `.optimizer`.
 
-    If created without `prepare`, it uses the process's `GradientState` and fp32, and rejects a
-    scaler. `device_placement` has no effect: an optimizer's state is on its weights' device.
+    An optimizer created without `prepare` uses the process's `GradientState` and fp32, and rejects
+    a scaler. `device_placement` has no effect: optimizer state is on the device of the weights.
     """
 
-    _after_step: Callable[[int], int] | None = None  # returns the step at which to call it next
+    _after_step: Callable[[int], int] | None = None  # returns the step of its next call
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return self._precision.scaler
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the weights, unless gradients accumulate or overflowed (fp16).
+        """Update the weights, unless gradients are accumulating or have overflowed (fp16).
 
-        Return the first result of `closure`, as torch's optimizers do. With several ranks the
-        optimizer receives the mean of their losses, which matches the averaged gradients.
+        Return the first result of `closure`, as torch's optimizers do. With several ranks, the
+        optimizer receives the mean of the ranks' losses, which matches the averaged gradients.
         """
         accumulation, progress = self._accumulation, self._progress
         losses: list[Any] = []
@@ -129,7 +129,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return recording
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients, unless they accumulate."""
+        """Reset the gradients, unless they are accumulating."""
         if self._accumulation.sync_gradients:
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
@@ -138,7 +138,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether the last `step()` was skipped for accumulation or an fp16 overflow."""
+        """Whether the last `step()` was skipped because of accumulation or an fp16 overflow."""
         return self.step_was_skipped or not self._accumulation.sync_gradients
 
     @property
@@ -203,13 +203,13 @@ class PreparedOptimizer(torch.optim.Optimizer):
 class PreparedScheduler:
     """Wraps the script's scheduler, and steps once per optimizer step.
 
-    A schedule is defined in optimizer steps, independent of the number of ranks and of
-    `split_batches`: `step()` does nothing if the optimizer has not updated the weights since the
-    scheduler's last step because gradients accumulate or overflowed (fp16). It can therefore be
-    called in each iteration, once per epoch, or to fast-forward a new schedule. Accelerate steps
-    it once per rank.
+    A schedule is defined in optimizer steps, independently of the number of ranks and of
+    `split_batches`. `step()` does nothing if the optimizer has not updated the weights since the
+    scheduler's last step, because gradients are accumulating or have overflowed (fp16). Scripts can
+    therefore call `step()` in each iteration or once per epoch, or use it to fast-forward a new
+    schedule. Accelerate steps a schedule once per rank.
 
-    With `step_scheduler_with_optimizer=False` every call is a step.
+    With `step_scheduler_with_optimizer=False`, every call steps the scheduler.
 
     Attributes:
         seen_steps: the optimizer's step count at the scheduler's last step.
@@ -242,7 +242,7 @@ class PreparedScheduler:
 
 
 def _delegate(wrapper: object, inner: str, name: str) -> Any:
-    """Return attribute `name` of the object in attribute `inner` of `wrapper`."""
+    """Return attribute `name` of the object that `wrapper` stores as `inner`."""
     if inner not in wrapper.__dict__:  # copy and pickle look up names before any are set
         raise AttributeError(name)
     return getattr(wrapper.__dict__[inner], name)
@@ -281,13 +281,14 @@ def _plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
 def override_notes(given: Groups, before: Groups, loaded: Groups, way: str) -> Iterator[str]:
     """Yield a note for each hyperparameter of the script that the checkpoint overrides.
 
-    `before` are the values passed in the run that saved the checkpoint: values that the script
-    changed during that run, such as a decayed learning rate, do not count. `way` is the format of
-    code that sets a value.
+    `before` holds the values with which the run that saved the checkpoint started, so values that
+    changed during that run, such as a decayed learning rate, cause no note. `way` is a format
+    string for code that sets a value.
     """
     lines = [
         f"note: {_WORDS.get(name, name)} {new[name]} from the checkpoint overrides {value} from the"
-        f" script; to use the script's, set it afterwards: {way.format(name=name, value=value)}"
+        " script; to use the script's value, set it afterwards: "
+        f"{way.format(name=name, value=value)}"
         for group, old, new in zip(given, before, loaded, strict=False)
         for name, value in group.items()
         if value not in (old.get(name, value), new.get(name, value))

@@ -87,12 +87,12 @@ class Preparer:
                     + type(models[0]).__name__,
                     where="the script's Accelerator(forward_methods=...)",
                     fix="pass names of the model's methods; with several models, prepare them"
-                    " together, or the one with the method first",
+                    " all together, or prepare the model with the method first",
                     code=Code.BAD_ARGUMENT,
                 )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
-        """Log unprepared objects that look like data, which every rank would read in full."""
+        """Log unprepared objects that look like data, because every rank would read all of it."""
         ranks = self.training.world.ranks
         for obj in objects:
             if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
@@ -101,7 +101,7 @@ class Preparer:
                 log_once(
                     f"note: prepare() returned a {type(obj).__name__} unchanged: each of the"
                     f" {ranks.world_size} ranks has all of it; fix: pass objects to prepare()"
-                    " individually, and data in a torch.utils.data.DataLoader"
+                    " individually, and wrap data in a torch.utils.data.DataLoader"
                 )
 
     def prepare_object(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
@@ -114,12 +114,12 @@ class Preparer:
     # ------------------------------------------- no-ops for objects of other types
 
     def make_model(self, model: Any, device: torch.device | None, *, trains: bool = True) -> None:
-        """Prepare a model and move it to `device`, unless None."""
+        """Prepare a model, and move it to `device` unless that is None."""
         training = self.training
         if isinstance(model, torch.nn.Module):
             if any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules()):
                 raise UsageError(
-                    f"{type(model).__name__} spans several devices, due to a device_map",
+                    f"{type(model).__name__} spans several devices because of a device_map",
                     where="the script's prepare(...)",
                     fix="load the model without device_map; prepare() moves it to this rank's GPU",
                     code=Code.MODEL_DEVICE,
@@ -205,6 +205,6 @@ class Preparer:
             self.training.remember(loader, prepared)
 
     def _before_iteration(self) -> Callable[[], None] | None:
-        """Return a function that synchronizes RNG states, or None if only samplers need it."""
+        """Return a function that synchronizes RNG states; None if only samplers' states need it."""
         types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None

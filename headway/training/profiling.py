@@ -19,22 +19,22 @@ from headway.errors import Code, UsageError
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """Configures `accelerator.profile()`; arguments are those of `torch.profiler.profile`.
+    """Configures `accelerator.profile()`; most arguments are those of `torch.profiler.profile`.
 
     Args:
         activities: names of torch's profiler activities, such as `cpu`, `cuda`, `mtia` or `xpu`;
-            None records all that are available.
-        schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active`,
-            `repeat` and `skip_first`, each a number of `profiler.step()` calls.
-        on_trace_ready: called with the profiler after each recorded cycle of the schedule, or once
-            at the end without a schedule.
+            None records all available activities.
+        schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active` and
+            `skip_first`, each a number of `profiler.step()` calls, and `repeat` (cycles).
+        on_trace_ready: called with the profiler after each recorded cycle of the schedule or,
+            without a schedule, once at the end.
         record_shapes: record the shapes of inputs.
         profile_memory: record allocations.
         with_stack: record source lines.
         with_flops: estimate the floating-point operations of matrix products and convolutions.
         with_modules: record module names; torch supports this only for TorchScript.
-        output_trace_dir: a folder for the ranks' traces, `profile_<rank>.json`, for Chrome's
-            tracing and Perfetto.
+        output_trace_dir: a folder for the ranks' traces, `profile_<rank>.json`, which Chrome's
+            tracing and Perfetto can open.
 
     Examples:
         >>> import torch
@@ -60,7 +60,7 @@ class ProfileKwargs(KwargsHandler):
         """Create the profiler, without starting it.
 
         Raises:
-            UsageError: an activity, or a key of `schedule_option`, is unknown.
+            UsageError: an activity is unknown, or `schedule_option` is invalid.
         """
         options = {**vars(self)}
         activities, schedule = options.pop("activities"), options.pop("schedule_option")
@@ -92,9 +92,9 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
 
 @contextmanager
 def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
-    """Profile the block; with a schedule, write its last cycle.
+    """Profile the block; if the handler has a folder, write the trace of the last cycle.
 
-    With a folder, ranks wait for each other at the end.
+    If the handler has a folder, the ranks wait for each other at the end.
     """
     folder, on_trace_ready = handler.output_trace_dir, handler.on_trace_ready
     trace = Path(folder or "", f"profile_{rank}.json")

@@ -40,7 +40,8 @@ _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loa
 def next_comparison(step: int) -> int:
     """Return the next step after `step` at which ranks compare their weights.
 
-    These are 1, 2, 4, ..., 1024, and then every 1024th; they take less than 0.1 % of a training.
+    They compare them after steps 1, 2, 4, ..., 1024, and then after every 1024th step. This takes
+    less than 0.1 % of the time of a training run.
     """
     return step + min(max(step, 1), _MAX_INTERVAL)
 
@@ -48,7 +49,8 @@ def next_comparison(step: int) -> int:
 def require_equal(training: Training, call: str) -> None:
     """Raise UsageError on all ranks if weights, learning rates or arguments differ between ranks.
 
-    Compares sums and sums of squares. Every rank must call this; `call` is the script's call.
+    The ranks compare sums and sums of squares. All ranks must call this function. `call` names the
+    script's call for messages.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return
@@ -97,7 +99,7 @@ def require_equal(training: Training, call: str) -> None:
 def compare_at_end(training: Training, *, has_split: bool) -> None:
     """Wait for all ranks, compare their weights if none has left, and log duplicated work.
 
-    `has_split`: the script itself has split work between ranks.
+    `has_split` means that the script itself has split work between ranks.
     """
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
@@ -105,7 +107,7 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
         log_once(
             f"note: nothing was passed to prepare(): each of the {ranks.world_size} ranks did all"
-            " of the work, unless the script depends on the rank"
+            " of the work, unless the script itself divides it"
         )
 
 
@@ -128,8 +130,8 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
                 continue
             if known is not None and parameter.requires_grad and id(parameter) not in known:
                 raise UsageError(
-                    f"{name} was added after its model was prepared; the ranks do not average its"
-                    " gradients",
+                    f"{name} was added after its model was prepared, so the ranks do not average"
+                    " its gradients",
                     where=call,
                     fix="add or replace layers before prepare()",
                     code=Code.CHANGED_LATE,
@@ -172,8 +174,8 @@ def note_unused(training: Training) -> None:
         _note(
             training,
             "an optimizer stepped without accelerator.backward(loss), which divides by"
-            f" gradient_accumulation_steps ({accumulation.steps}); fix: call it instead of"
-            " loss.backward()",
+            f" gradient_accumulation_steps ({accumulation.steps}); fix: call"
+            " accelerator.backward(loss) instead of loss.backward()",
         )
     draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
     if training.strategy.data_size > 1 and not draws_own:
@@ -181,7 +183,7 @@ def note_unused(training: Training) -> None:
             training,
             f"no prepared DataLoader yielded a batch: all {ranks.world_size} ranks train on"
             f" the same samples, unless the script draws different ones; fix: {_PREPARE}; or,"
-            " if the script draws its own batches, set_seed(1, device_specific=True)",
+            " if the script draws its own batches, call set_seed(1, device_specific=True)",
         )
 
 
@@ -194,18 +196,19 @@ def note_raw_optimizer(training: Training) -> None:
     ):
         _note(
             training,
-            "accumulate() without a prepared optimizer: it steps after each micro-batch,"
-            " unless the script checks accelerator.sync_gradients; fix: " + _PREPARE,
+            "accumulate() was called without a prepared optimizer, so the optimizer steps after"
+            " each micro-batch, unless the script checks accelerator.sync_gradients; fix: "
+            + _PREPARE,
         )
 
 
 def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:
-    """Log once, on rank 0, if these weights are not prepared; None: if no model is."""
+    """Log once, on rank 0, that one of `weights`, or for None every model, is unprepared."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
         _note(
             training,
             "the script trains a model that was not passed to prepare(): its gradients are"
-            f" not averaged over the {ranks.world_size} ranks, unless the script does so; fix: "
+            f" not averaged over the {ranks.world_size} ranks, unless the script does this; fix: "
             + _PREPARE,
         )

@@ -28,7 +28,7 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
 class Steps:
-    """The forward and backward passes and gradients of a training; see `Accelerator`."""
+    """The micro-batches, backward passes and gradients of a training run; see `Accelerator`."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -67,9 +67,10 @@ class Steps:
         num_tokens: int | torch.Tensor | None,
         gradient: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Return the initial gradient for the backward pass of `loss`; None is 1.
+        """Return the initial gradient for the backward pass of `loss`; None means 1.
 
-        The loss is the sum over `num_tokens`, or a mean; `gradient` is the script's argument.
+        The loss is a sum over `num_tokens` tokens, or a mean if that is None. `gradient` is the
+        argument that the script passed.
         """
         accumulation = self.training.accumulation
         if accumulation.steps > 1:
@@ -189,7 +190,7 @@ class Steps:
             self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
 
     def unscaled(self, parameters: Tensors) -> list[torch.Tensor]:
-        """Unscale the gradients of these parameters in fp16, and return the parameters."""
+        """Return the parameters as a list; with fp16, unscale their gradients first."""
         tensors = _as_list(parameters)
         self.training.precision.unscale(
             [optimizer.optimizer for optimizer in self.training.optimizers], tensors
@@ -206,10 +207,10 @@ def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
             check_entries(name, [kwargs[name]], kind, "Accelerator.backward")
     if not loss.requires_grad:
         raise UsageError(
-            "the loss does not require grad: none of its inputs do",
+            "the loss does not require grad, because none of its inputs does",
             where=where,
             fix="compute it with the model's forward(), outside of torch.no_grad(), without .item()"
-            " and .detach(); some weights of the model must have requires_grad=True",
+            " or .detach(); some weights of the model must have requires_grad=True",
             code=Code.LOSS,
         )
     if loss.numel() != 1 and kwargs.get("gradient") is None:

@@ -1,4 +1,4 @@
-"""The state of a training: prepared and registered objects, and progress."""
+"""The state of a training run: its prepared and registered objects, and its progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(eq=False)
 class Training:
-    """The objects of a training on this rank.
+    """The objects of a training run on this rank.
 
     Checkpoints save these objects; see `headway.checkpoint.training_state`.
     """
@@ -53,7 +53,7 @@ class Training:
     # ------------------------------------------------------------------ objects
 
     def find(self, obj: Any) -> Any:
-        """Return the prepared wrapper of `obj`, or None."""
+        """Return the prepared wrapper of `obj`, or None if `obj` is not prepared."""
         pairs = (pair for pair in self.prepared if obj is pair[0] or obj is pair[1])
         return next(pairs, (None, None))[1]
 
@@ -66,7 +66,7 @@ class Training:
         self.run.counts_training |= isinstance(prepared, PreparedOptimizer)
 
     def adopt_prepared(self, objects: Iterable[Any]) -> None:
-        """Register the objects that another Accelerator has prepared, without wrapping them."""
+        """Register objects that another Accelerator has prepared, without wrapping them again."""
         for obj in objects:
             if self.find(obj) is not None:
                 continue
@@ -103,7 +103,7 @@ class Training:
         return [extract_model_from_parallel(m, keep_torch_compile=False) for m in self.models]
 
     def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
-        """Return the unwrapped model; if it is sharded, all ranks must be in `call`."""
+        """Return the unwrapped model; if models are sharded, first wait for all ranks in `call`."""
         if self.strategy.shards:
             call_barrier(call)
         return extract_model_from_parallel(model, keep_torch_compile=False)
@@ -122,7 +122,7 @@ class Training:
 
     @property
     def loaders(self) -> list[PreparedDataLoader]:
-        """Loaders that resume at their positions: all except those of `headway.compat`."""
+        """The loaders that resume at their positions: all except those of `headway.compat`."""
         return self._all(PreparedDataLoader)
 
     def _all(self, kind: type[Kind]) -> list[Kind]:
@@ -133,8 +133,9 @@ class Training:
         check_range("gradient_accumulation_steps", 1, steps=steps)
         if self.global_batch_size is not None and steps != self.accumulation.steps:
             raise UsageError(
-                f"gradient_accumulation_steps was set to {steps}, but loaders' batch sizes depend"
-                f" on {self.accumulation.steps} and global_batch_size={self.global_batch_size}",
+                f"gradient_accumulation_steps was set to {steps}, but the loaders' batch sizes were"
+                f" computed from gradient_accumulation_steps={self.accumulation.steps} and"
+                f" global_batch_size={self.global_batch_size}",
                 where="the script's assignment to .gradient_accumulation_steps",
                 fix=f"pass Accelerator(gradient_accumulation_steps={steps}, global_batch_size=...)",
                 code=Code.BATCH_SIZE,
@@ -149,7 +150,7 @@ class Training:
 
     @property
     def loader(self) -> PreparedDataLoader | None:
-        """The loader that determines the epoch: the leading one, or the first used for training."""
+        """The loader that determines the epoch: the leading loader or the first trained on."""
         leads = attrgetter("epochs.leads", "epochs.has_trained")
         return max(self.loaders, key=leads, default=None)
 
@@ -179,6 +180,6 @@ _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
-    """Return whether all weights are in prepared models; None: whether any model is prepared."""
+    """Return whether all weights are in prepared models or, for None, whether there are any."""
     known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
     return bool(known) if weights is None else all(id(weight) in known for weight in weights)

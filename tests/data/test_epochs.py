@@ -169,7 +169,7 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it(
     for number in (1, 2, 3):
         next(iter(loader))
         assert taken == [True, False, False][:number], "whether it was saved before peeking"
-    assert notes(capsys).count("before peeking at") == was_early
+    assert notes(capsys).count("before a peek at") == was_early
     trained(loader)
     next(iter(loader))
     assert len(taken) == 4, "something was trained since the pass that it took"
@@ -327,7 +327,7 @@ def test_a_checkpoint_names_the_epoch_that_it_is_in(make: Any, tmp_path: Path) -
 def test_epochs_of_a_run_are_counted_in_one_loop() -> None:
     run = LoaderSet(Progress())
     assert [*run.count_epochs(2, [])] == [0, 1]
-    with pytest.raises(UsageError, match="was called before"):
+    with pytest.raises(UsageError, match="has already been called"):
         next(run.count_epochs(2, []))
 
 

@@ -170,7 +170,7 @@ def test_stream_without_length_has_none_after_prepare() -> None:
 
 
 def test_split_batches_without_batch_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot yield batches of equally many"):
+    with pytest.raises(UsageError, match="cannot yield batches of the same number"):
         shares(DataLoader(Stream(3), batch_size=None), 2, split_batches=True)
 
 

@@ -281,7 +281,7 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
                 step(accelerator, optimizer, model(batch).sum())
 
     trainings = {
-        raw_optimizer: "accumulate() without a prepared optimizer",
+        raw_optimizer: "accumulate() was called without a prepared optimizer",
         not_entered: "outside of accelerator.accumulate(model)",
         plain_backward: "without accelerator.backward(loss)",
     }
