@@ -28,13 +28,14 @@ from headway.ipc.stderr import flush_streams
 
 
 class Background:
-    """Writes one checkpoint at a time in the background; all ranks call each method together.
+    """Writes one checkpoint at a time in the background; all ranks must call `start` and `wait`.
 
-    The copies of the tensors are kept, so that the next checkpoint reuses their memory.
+    The copies of the tensors are kept, so that the next checkpoint can reuse their memory.
 
-    Until the first checkpoint is written, forks, such as those of loader workers, are delayed: on
-    their first call, torch's operators register a destructor while holding a lock of the C library,
-    which a forked process would wait for forever (glibc 2.36, `__exit_funcs_lock`).
+    Forks, such as those of loader workers, are delayed until the first checkpoint is written. When
+    a torch operator runs for the first time, it registers a destructor while holding a lock of the
+    C library. A process forked at this moment would wait for the lock forever (glibc 2.36,
+    `__exit_funcs_lock`).
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Background:
             group = self._own_group()
         self._written.clear()
         thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
-        thread.daemon = True  # Python joins other threads at exit, when signals kill the process
+        thread.daemon = True  # Python joins other threads at exit, and signals kill it meanwhile
         thread.start()
         self._thread = thread
         if self._join not in before_leaving:
@@ -66,7 +67,7 @@ class Background:
             os.register_at_fork(before=lambda: (join() or bool)())
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written; raise any rank's error once, on all ranks."""
+        """Wait until the checkpoint is written; if a rank failed, raise its error on all ranks."""
         if self._thread is not None:
             call_barrier("wait_for_checkpoint()")
             self._join()
@@ -79,7 +80,7 @@ class Background:
             raise failure
 
     def close(self) -> None:
-        """Wait on this rank only, deferring signals, and free the copies."""
+        """Wait for the write on this rank only, deferring signals, and free the copies."""
         self._join_deferring_signals()
         self._thread = None
         self._copies.clear()
@@ -97,7 +98,7 @@ class Background:
             self._written.set()
 
     def join_first(self) -> None:
-        """Wait until the first checkpoint is written, except in the writing thread."""
+        """Wait until the first checkpoint is written, unless this is the writing thread."""
         if self._first is self._thread and self._first is not threading.current_thread():
             self._join()
 
@@ -125,7 +126,7 @@ class Background:
         return self._copies
 
     def _own_group(self) -> dist.ProcessGroup | None:
-        """Return a process group separate from the group for training."""
+        """Return a process group that training does not use; None with one rank."""
         if rank_and_size()[1] == 1:
             return None
         if self._group_of is not dist.group.WORLD:
@@ -134,7 +135,7 @@ class Background:
         return self._group
 
     def end(self) -> None:
-        """Wait for the write at exit; if it fails or Ctrl-C interrupts it, exit with that code."""
+        """Wait for the write at exit; after a failure or Ctrl-C, exit with an error code."""
         code = 0
         try:
             self._join_deferring_signals()
@@ -148,7 +149,7 @@ class Background:
 
 
 def fail_at_exit(error: Exception) -> None:
-    """Exit with the error's code from an exit handler, where Python would ignore the error."""
+    """Exit with the error's code from an exit handler, in which Python ignores raised errors."""
     if isinstance(error, HeadwayError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _exit_with(error.exit_code)
@@ -158,7 +159,7 @@ def fail_at_exit(error: Exception) -> None:
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Limit torch to one thread: on busy cores, several threads spend a long time waiting."""
+    """Limit torch to one thread, because several threads wait for each other on busy cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -168,7 +169,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-    """Copy a tensor to the CPU, reusing the memory of an earlier copy if it fits."""
+    """Copy a tensor to the CPU; if the earlier copy `before` fits, reuse its memory."""
     own = before
     if own is None or _layout(own) != _layout(tensor):
         is_pinned = tensor.is_cuda and not isinstance(tensor, DTensor)
@@ -188,7 +189,7 @@ def _exit_with(code: int) -> None:
     """Exit with a code from an exit handler, after running the other handlers.
 
     Python ignores SystemExit in exit handlers. This relies on a private function of atexit that
-    multiprocessing uses, too. Handlers registered after the calling handler run twice.
+    multiprocessing also uses. Handlers registered after the calling handler run twice.
     """
     atexit._run_exitfuncs()
     flush_streams()

@@ -48,8 +48,9 @@ class Checkpointer:
 
     Args:
         project: how checkpoints are named and how many are kept.
-        began_at: start time of the job in seconds since the epoch, for the manifest.
-        extra_files: JSON files that rank 0 adds to each checkpoint: functions by file name.
+        began_at: start time of the job, in seconds since 1970, for the manifest.
+        extra_files: functions by file name; rank 0 writes their results to JSON files with these
+            names in each checkpoint.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Checkpointer:
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
-        """Save a checkpoint, whose folder appears once it is complete, and return its path."""
+        """Save a checkpoint and return its path; its folder appears once all files are written."""
         target = self._next_folder(output_dir)
         project = self.project
         name = NUMBERED if project.automatic_checkpoint_naming else None
@@ -95,10 +96,10 @@ class Checkpointer:
         name: str | None = None,
         keep: int | None = None,
     ) -> None:
-        """Save to `target`.
+        """Save a checkpoint to `target`.
 
-        If `name` and `keep` are given, rank 0 then removes all but the newest `keep` checkpoints
-        whose names start with `name`.
+        If `name` and `keep` are given, rank 0 then removes the checkpoints whose names start with
+        `name`, except the newest `keep`.
         """
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import diverging_buffers
@@ -133,9 +134,9 @@ class Checkpointer:
             write_json(folder / RECORD_FILE, plain(self.schedule.record()))
             if self.training.is_in_evaluation:
                 log_once(
-                    "note: saved in the middle of an evaluation; when resumed from here, the next"
-                    " loop over that loader yields only the remaining batches. Save outside of the"
-                    " evaluation"
+                    "note: the checkpoint was saved during an evaluation; in a run that resumes"
+                    " from it, the next loop over the evaluation loader yields only the remaining"
+                    " batches. Save before or after the evaluation"
                 )
         weights = self._weights_to_save(folder)
         return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
@@ -154,7 +155,7 @@ class Checkpointer:
             self._background.wait()
 
     def save_due_at_exit(self) -> None:
-        """Save a due checkpoint unless the script has failed, and wait until it is written."""
+        """Unless the script has failed, save a due checkpoint and wait until it is written."""
         if getattr(sys, "last_type", None) is None:
             try:
                 self.training.run.checkpoint.save()
@@ -206,7 +207,7 @@ class Checkpointer:
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include rank 0's states of these objects in checkpoints."""
+        """Save rank 0's state of these objects in each checkpoint, and restore it on all ranks."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)
@@ -240,8 +241,8 @@ class Checkpointer:
         def require_same_names() -> None:
             if [[*weight] for weight in weights] != saved:
                 raise UsageError(
-                    "a save_state() hook left different weights than on rank 0, but each rank saves"
-                    " its shard of the model",
+                    "the save_state() hooks kept different weights on this rank than on rank 0, but"
+                    " each rank must save its shard of the same weights",
                     where=f"rank {rank_and_size()[0]}",
                     fix="change the hook's list of weights in the same way on every rank",
                     code=Code.MODELS_DIFFER,
@@ -280,7 +281,7 @@ class Checkpointer:
             if lock.holder:
                 log(
                     f"note: another run also saves to {project} ({lock.holder}), and each run"
-                    " removes the other's checkpoints; use a separate project_dir for each"
+                    " removes the other's checkpoints; use a separate project_dir for each run"
                 )
         return lock.fd is not None
 
@@ -291,7 +292,7 @@ class Checkpointer:
             raise UsageError(
                 f"{method}() needs a project folder for its checkpoints",
                 where=f"the script's {method}()",
-                fix='pass Accelerator(project_dir="runs/my_run"), one folder per training',
+                fix='pass Accelerator(project_dir="runs/my_run"), one folder per training run',
                 code=Code.NO_FOLDER,
             )
         return Path(folder).expanduser()

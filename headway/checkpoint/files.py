@@ -1,4 +1,4 @@
-"""Atomic saving of objects and model weights on a single rank, and loading."""
+"""Saves objects and model weights atomically on a single rank, and loads them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def save(
 ) -> None:
     """Save `obj` on rank 0, atomically: a file is replaced completely or not at all.
 
-    Other targets, such as a pipe or /dev/null, are written to directly.
+    Targets that are not regular files, such as a pipe or /dev/null, are written to directly.
 
     Args:
         obj: the object to save; with `safe_serialization`, a state dict.
         f: a path in an existing folder, or an open binary file.
         save_on_each_node: save on the first rank of each machine instead.
-        safe_serialization: use safetensors instead of torch.save. If a tensor has several names,
-            only the first is written.
+        safe_serialization: use safetensors instead of torch.save. A tensor with several names is
+            saved under the first name only.
 
     Examples:
         >>> import torch
@@ -70,12 +70,12 @@ def _write(obj: Any, file: IO[bytes], safe: bool) -> None:
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Load an object saved with torch.save(); by default only weights. See `torch.load`.
+    """Load an object saved with torch.save(). By default, only weights can be loaded.
 
     Args:
         f: a path, or an open binary file.
         map_location: the device to load tensors on; None uses the device they were saved from.
-        kwargs: for torch.load(); `weights_only=False` runs code that the file contains.
+        kwargs: passed to torch.load(); `weights_only=False` runs code that the file contains.
 
     Examples:
         >>> import torch
@@ -88,7 +88,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
 
 def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict that safetensors can write: contiguous tensors without shared memory.
+    """Return a state dict that safetensors can write, with contiguous tensors in separate memory.
 
     Of several names for the same tensor (tied weights), only the first is kept, and a warning lists
     the other names. Tensors that share memory in other ways are copied.
@@ -112,7 +112,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         storages.add(storage)
     dropped = [name for name in state_dict if name not in kept]
     if dropped:
-        _logger.warning("Removed shared tensor %s while saving: saved under another name", dropped)
+        _logger.warning("Not saved: %s; the same tensors are saved under other names", dropped)
     return kept
 
 
@@ -124,7 +124,7 @@ def original_names(state_dict: Any) -> Any:
 
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield a temporary file for each target, and rename them on exit unless the block fails."""
+    """Yield temporary paths for the targets; unless the block fails, rename them to the targets."""
     parent, name = targets[0].parent, targets[0].name
     with TemporaryDirectory(".tmp", f".{name}.", parent, ignore_cleanup_errors=True) as folder:
         partials = [Path(folder, target.name) for target in targets]
@@ -237,7 +237,7 @@ def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> N
     for name, tensor in state_dict.items():
         if isinstance(tensor, torch.Tensor) and tensor.is_meta:
             raise UsageError(
-                f"{name} is on the meta device, without data",
+                f"{name} is on the meta device and has no data",
                 where="the model to save",
                 fix="load the weights before saving the model",
                 code=Code.MODEL_DEVICE,
@@ -278,7 +278,7 @@ def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:
 
 
 def _remove_others(folder: Path, name: str, kept: set[str]) -> None:
-    """Remove the files of an earlier save, so that readers do not load them, too."""
+    """Remove the files of an earlier save, which readers would otherwise also load."""
     stem, suffix = map(re.escape, name.rsplit(".", 1))
     earlier = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.{suffix}(\.index\.json)?")
     for path in folder.iterdir():

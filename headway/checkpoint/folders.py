@@ -3,8 +3,8 @@
 A checkpoint is committed when its folder is renamed to the final name. Names that begin with a dot
 are temporary: `.tmp-NAME-NONCE` is being written, `.trash-NONCE` is being removed, and
 `.old-NAME-NONCE` is the previous checkpoint of the same name on a file system that cannot exchange
-two folders. The checkpoints of a project are in its folder and in the subfolder `checkpoints`; only
-the run that has locked the project's `.headway-lock` saves to them.
+two folders. The checkpoints of a project are in its folder and in the subfolder `checkpoints`. A
+run locks the project's `.headway-lock`, so that it detects other runs that save there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FOLDER = "checkpoints"
 """Subfolder of a project for checkpoints that the script does not name."""
 
 NUMBERED, STEP = "checkpoint_", "step_"
-"""Prefixes of generated names, followed by a number; steps have eight digits."""
+"""Prefixes of generated names. A number follows, which has eight digits for steps."""
 
 _DIGITS = {NUMBERED: 1, STEP: 8}
 LOCK = ".headway-lock"
@@ -61,7 +61,7 @@ class Checkpoint(NamedTuple):
 class Candidate(NamedTuple):
     """A checkpoint to resume from, whose files may be damaged."""
 
-    saved_at: float  # seconds since the epoch; the folder's mtime if the manifest is unreadable
+    saved_at: float  # seconds since 1970; the folder's mtime if the manifest is unreadable
     path: Path
     manifest: Manifest | None = None  # None if unreadable
 
@@ -72,7 +72,7 @@ class Candidate(NamedTuple):
 def create_pending(target: Path) -> Path:
     if target.name in ("", ".."):
         raise CheckpointError(
-            "a checkpoint replaces its folder, but this path has no name",
+            "a checkpoint replaces its whole folder, so its path must end with a folder name",
             where=str(target),
             fix="pass the path of a subfolder",
             code=Code.BAD_ARGUMENT,
@@ -108,8 +108,8 @@ def require_shared(pending: Path) -> None:
 def commit(pending: Path, target: Path) -> None:
     """Rename a complete folder created by `create_pending` to the checkpoint's name.
 
-    An older checkpoint of this name is replaced atomically and removed. If renaming fails, the
-    older checkpoint remains.
+    An older checkpoint with this name is replaced atomically and then removed. If renaming fails,
+    the older checkpoint remains.
     """
     try:
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
@@ -126,7 +126,7 @@ def commit(pending: Path, target: Path) -> None:
 
 
 def _rename(pending: Path, target: Path) -> None:
-    """Rename `pending` to `target`, and remove an older checkpoint of this name.
+    """Rename `pending` to `target`, and remove an older checkpoint with this name.
 
     If the new name cannot be flushed to disk, the old state is restored.
     """
@@ -161,7 +161,7 @@ def _rename(pending: Path, target: Path) -> None:
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
-    """Link or copy files in `target` that are not part of its checkpoint to `pending`."""
+    """Link or copy to `pending` the files in `target` that are not part of its checkpoint."""
     if not target.is_dir() or target.is_symlink():
         return
     try:
@@ -269,12 +269,12 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 
 def named_folder(project: Path, start: str, number: int) -> Path:
-    """Return the folder for a checkpoint with a generated name; names of steps sort by step."""
+    """Return the folder for a generated checkpoint name; names with steps sort by step number."""
     return project / FOLDER / _name(start, number)
 
 
 def next_number(project: Path) -> int:
-    """Return the next unused number; the numbers of damaged checkpoints are used, too."""
+    """Return the next unused checkpoint number; numbers of damaged checkpoints count as used."""
     numbers = (_number(path.name, NUMBERED) for path in paths_in(project / FOLDER))
     return 1 + max((number for number in numbers if number is not None), default=-1)
 
@@ -291,14 +291,14 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_saved_at(folder: Path) -> float:
-    """Return the current time; if the clock was set back, a time later than all manifests."""
+    """Return the current time or, if the clock was set back, a time later than in all manifests."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
 def paths_in(folder: Path) -> list[Path]:
-    """Return the paths in a folder; empty if it does not exist."""
+    """Return the paths in a folder; the list is empty if the folder does not exist."""
     try:
         return [folder / name for name in os.listdir(folder)]
     except FileNotFoundError:
@@ -317,7 +317,7 @@ def _name(start: str, number: int) -> str:
 
 
 def _number(name: str, start: str) -> int | None:
-    """Return the number in a name generated by `_name`, or None."""
+    """Return the number in a name generated by `_name`; None for any other name."""
     digits = name.removeprefix(start)
     is_own = digits.isdecimal() and digits.isascii() and name == _name(start, int(digits))
     return int(digits) if is_own else None
@@ -326,7 +326,8 @@ def _number(name: str, start: str) -> int | None:
 def candidates(project: Path) -> list[Candidate]:
     """Return the checkpoints in a project and in its subfolder `checkpoints`, newest last.
 
-    Checkpoints with a damaged manifest are included, with the modification time of the folder.
+    Checkpoints with a damaged manifest are included; they are sorted by their folder's
+    modification time.
     """
     folders = (project, project / FOLDER)
     for folder in folders:
@@ -335,7 +336,7 @@ def candidates(project: Path) -> list[Candidate]:
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, even if it is damaged, or None."""
+    """Return the newest checkpoint in a folder, which may be damaged; None if there is none."""
     _finish_commits(folder)
     return next((candidate.path for candidate in reversed(candidates_in(folder))), None)
 
@@ -372,7 +373,7 @@ def _mtime(path: Path) -> float:
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Return whether a folder has a manifest, or at least a generated name if it is damaged."""
+    """Return whether a folder has a manifest or, if the manifest is missing, a generated name."""
     has_own_name = any(_number(path.name, start) is not None for start in _DIGITS)
     return (has_own_name and os.path.isdir(path)) or not is_absent(path / NAME)
 
@@ -384,7 +385,7 @@ def _finish_commits(folder: Path) -> None:
 
 
 def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
-    """Return the newest undamaged checkpoint, and the errors of newer checkpoints."""
+    """Return the newest undamaged checkpoint, and the errors of all newer checkpoints."""
     errors = []
     for candidate in reversed(found):
         try:
@@ -400,7 +401,7 @@ def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[Checkpoin
 
 
 class ProjectLock(NamedTuple):
-    """Result of locking a project's checkpoints for the lifetime of this process."""
+    """The result of locking a project's checkpoints for the lifetime of this process."""
 
     fd: int | None  # of the locked file, which stays open; None if this run has not locked it
     holder: str = ""  # the process of another run that holds the lock
@@ -441,7 +442,7 @@ def lock_project(project: Path) -> ProjectLock:
 def remove_leftovers(project: Path) -> None:
     """Remove the leftovers of interrupted saves; the project must be locked.
 
-    Failures are logged, and do not fail the run.
+    If this fails, a note is logged and the run continues.
     """
     try:
         left = [path for path in leftovers_in(project / FOLDER) if not remove(path)]
@@ -452,7 +453,7 @@ def remove_leftovers(project: Path) -> None:
 
 
 class SaveStatus(str, Enum):
-    """State of a checkpoint according to its manifest and file sizes, without checksums.
+    """The state of a checkpoint according to its manifest and file sizes, but not its checksums.
 
     INCOMPLETE: files are missing or have the wrong size, or the save has not finished. UNREADABLE:
     the manifest or a file cannot be read; `headway checkpoint verify` reports the reason.
@@ -464,7 +465,7 @@ class SaveStatus(str, Enum):
 
 
 class ListedCheckpoint(NamedTuple):
-    """A checkpoint, or the folder that an interrupted save has left."""
+    """A checkpoint, or the folder that an interrupted save has left behind."""
 
     path: Path
     state: SaveStatus

@@ -32,10 +32,10 @@ Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
 
 
 def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Loaded:
-    """Verify and read a checkpoint; a collective call, which raises on all ranks or none.
+    """Verify and read a checkpoint; a collective call, which raises on all ranks or on none.
 
-    `like` is called with a saved tensor's name, its meta tensor, and whether it was a DTensor, and
-    returns a tensor with the shape, dtype and placements to load. Plain tensors load on the CPU.
+    `like` takes a saved tensor's name, its meta tensor, and whether it was a DTensor. It returns a
+    tensor with the shape, dtype and placements to load. Plain tensors are loaded on the CPU.
     """
     rank, _ = rank_and_size()
     on_rank_0(lambda: recover(folder))
@@ -45,12 +45,14 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
         exists = not is_absent(folder / NAME)
         if not exists or read_manifest(folder) != manifest:
             raise CheckpointError(
-                "the checkpoint was replaced while it was loaded, or this rank sees another folder"
+                "the checkpoint was replaced while it was being loaded, or this rank sees another"
+                " folder"
                 if exists
-                else "the checkpoint was removed while it was loaded, or this rank cannot see it",
+                else "the checkpoint was removed while it was being loaded, or this rank cannot see"
+                " it",
                 where=f"rank {rank}, {folder}",
-                fix="load the same folder on all ranks, from a disk shared by all machines, and do"
-                " not save or prune there in another run; then load again",
+                fix="load the same folder on all ranks, from a disk shared by all machines, while"
+                " no other run saves or prunes checkpoints there",
                 code=Code.NOT_SHARED,
             )
 
@@ -84,7 +86,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
 
 @contextmanager
 def reading_state(folder: Path) -> Iterator[None]:
-    """Convert errors in the block, which malformed state causes, to CheckpointError."""
+    """Convert errors that malformed state causes inside the block to CheckpointError."""
     try:
         yield
     except CheckpointError:  # a subclass of ValueError
@@ -95,14 +97,14 @@ def reading_state(folder: Path) -> Iterator[None]:
 
 
 class SavedWeights(NamedTuple):
-    """Weights of a model in a checkpoint: tensors by name, and the names of other entries."""
+    """A model's weights in a checkpoint: tensors by name, and the names of other entries."""
 
     tensors: dict[str, torch.Tensor]
     others: list[str]
 
 
 def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
-    """Verify a checkpoint, and return the weights of a model.
+    """Verify a checkpoint, and return the weights of one of its models.
 
     Models are numbered in the order in which they were prepared; None selects the only model.
     """

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with sizes and checksums, and versions."""
+"""The manifest of a checkpoint, which lists its files with sizes and checksums, and versions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Manifest(NamedTuple):
     headway: str  # versions
     torch: str
     python: str
-    saved_at: float  # seconds since the epoch; increases within a folder
+    saved_at: float  # seconds since 1970; increases within a folder
     launched_at: float  # start of the launch, unchanged by restarts; 0 without a launcher
     step: int  # optimizer steps done
     epoch: int
@@ -50,7 +50,7 @@ def describe_files(
 ) -> list[File]:
     """Flush files to disk, and return their sizes and checksums.
 
-    `known` contains the CRC-32 of each file that need not be read.
+    `known` maps paths to CRC-32 checksums that are already known; these files are not read.
     """
     files = []
     for path in paths:
@@ -64,7 +64,7 @@ def describe_files(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a new file, and flush it to disk; an OSError contains the file name."""
+    """Write a value to a new JSON file, and flush the file; an OSError contains the file name."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
         file.flush()
@@ -88,7 +88,7 @@ def _describe(path: str, handle: int) -> File:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest after all other files, and flush it to disk."""
+    """Write the manifest, and flush it to disk; all other files must already be written."""
     fields = plain(manifest)
     write_json(folder / NAME, fields | {"crc32": _checksum(fields)})
 
@@ -134,7 +134,7 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
     return CheckpointError(
         "the checkpoint has no manifest" if is_folder else "the checkpoint does not exist",
         where=shown(str(path if is_folder else folder)),
-        fix="pass the folder of a checkpoint; `headway checkpoint ls` lists them",
+        fix="pass the folder of a checkpoint; `headway checkpoint ls` lists all checkpoints",
         code=Code.NO_CHECKPOINT,
     )
 
@@ -172,9 +172,9 @@ def verify(folder: Path) -> Manifest:
         if read_manifest(folder) == manifest:
             raise damage
     raise CheckpointError(
-        f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was read",
+        f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was being read",
         where=shown(str(folder)),
-        fix="do not save to the same folder in another run while this runs",
+        fix="do not save to the same folder in another run at the same time",
         code=Code.NOT_SHARED,
     )
 
@@ -194,7 +194,7 @@ def _find_damage(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 
 def _difference(folder: Path, file: File) -> str:
-    """Describe how a file differs from the manifest; return an empty string if it does not."""
+    """Describe how a file differs from the manifest; return an empty string if it is unchanged."""
     with open_regular(folder / file.path) as handle:
         size = os.fstat(handle).st_size
         if size != file.size:
@@ -209,12 +209,15 @@ def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def fail(error: OSError) -> None:
-    """Raise an error of os.walk(), which skips unreadable folders by default."""
+    """Raise an error reported by os.walk(), which skips unreadable folders by default."""
     raise error
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield the paths of all files below a folder, with slashes; OSError if it cannot be read."""
+    """Yield the relative paths of all files below a folder, with slashes.
+
+    Raises OSError if a folder cannot be read.
+    """
     for parent, folders, names in os.walk(folder, onerror=fail):
         below = Path(parent).relative_to(folder)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
@@ -238,6 +241,6 @@ def unusable(what: str, where: Path) -> CheckpointError:
     return CheckpointError(
         what,
         where=shown(str(where)),
-        fix="load another checkpoint; `headway checkpoint ls` lists them",
+        fix="load another checkpoint; `headway checkpoint ls` lists all checkpoints",
         code=Code.DAMAGED,
     )

@@ -1,4 +1,4 @@
-"""Periodic checkpoints, graceful stop on preemption, and resume."""
+"""Saves periodic checkpoints, stops gracefully on preemption, and resumes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from headway.trackers.tracker_group import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 
 _KEEP = 2
-"""Number of checkpoints that `checkpoint()` keeps by default; see `total_limit`."""
+"""The number of checkpoints that `checkpoint()` keeps by default; see `total_limit`."""
 
 
 class _EpochCounter:
-    """Base of `ResumedRun` with its epoch counter, which is not a dataclass field."""
+    """Base class of `ResumedRun` with the epoch counter, which is not a dataclass field."""
 
     __slots__ = ("_count",)
     _count: Callable[[int], Iterator[int]]
@@ -55,13 +55,13 @@ class _EpochCounter:
 
 @dataclass(frozen=True)
 class ResumedRun(_EpochCounter):
-    """Position from which training resumes; all counts are 0 for a fresh start.
+    """The position from which training resumes; all counts are 0 for a fresh start.
 
     Args:
         epoch: the number of the epoch to resume or start.
         step: number of completed optimizer steps.
-        samples: number of samples that all ranks together have trained on, including earlier
-            epochs. Batches of unknown size are not counted.
+        samples: number of samples that all ranks together have trained on, including those of
+            earlier epochs. Batches of unknown size are not counted.
         checkpoint: the folder that was loaded; None for a fresh start.
     """
 
@@ -71,7 +71,7 @@ class ResumedRun(_EpochCounter):
     checkpoint: str | None = None
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs of `total`, starting at the resumed epoch.
+        """Yield the numbers of the epochs that remain out of `total`, from the resumed epoch on.
 
         Use this if an epoch loops over several loaders: in the resumed epoch, finished loops are
         empty, and the interrupted loop continues. With one loader, use `range(run.epoch, total)`.
@@ -96,10 +96,10 @@ class _NoOptimizerYet:
 
 
 class Preemption:
-    """Saves before the deadline and exits after the same step on all ranks; resumes later.
+    """Saves before the deadline, exits after the same step on all ranks, and resumes later.
 
-    Stop signals are trapped from the first `checkpoint()` or `should_stop` until `release()`.
-    `end` is called before this process exits, to finish the training run.
+    Stop signals are trapped from the first use of `checkpoint()` or `should_stop` until
+    `release()`. Before this process exits, it calls `end`, which finishes the training run.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Preemption:
 
         project = self._checkpoints.project_folder("resume")
         call_barrier("resume()")
-        self._checkpoints.wait_for_checkpoint()  # else `resume` would remove its unfinished folder
+        self._checkpoints.wait_for_checkpoint()  # otherwise its unfinished folder would be removed
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
@@ -184,7 +184,7 @@ class Preemption:
         return run
 
     def _report_at_end(self, path: str | None) -> None:
-        """Register an exit hook that reports if the resumed run did not train."""
+        """Register an exit hook that logs a note if the resumed run did not train."""
         atexit.unregister(self._report)
         if path is not None and self._training.optimizers:
             progress = self._training.progress
@@ -283,7 +283,7 @@ class Preemption:
         return str(folder)
 
     def _wait_for_earlier(self) -> None:
-        """Wait until the checkpoint is written; if the job must stop, only log a failure."""
+        """Wait until the earlier checkpoint is written; if the job must stop, only log failures."""
         try:
             self._checkpoints.wait_for_checkpoint()
         except CheckpointError as error:
@@ -335,7 +335,7 @@ class Preemption:
     # ------------------------------------------------------------------ checks
 
     def _require_resumed(self) -> None:
-        """Raise CheckpointError for checkpoints in the project that this run would replace."""
+        """Raise CheckpointError if this run would replace the checkpoints of an earlier run."""
         from headway.checkpoint.saving import on_rank_0
 
         folder = self._checkpoints.project.project_dir
@@ -345,8 +345,8 @@ class Preemption:
         found = on_rank_0(lambda: [str(candidate.path) for candidate in candidates(project)[-1:]])
         if found:
             raise CheckpointError(
-                "the project folder has checkpoints of an earlier run that this run did not resume"
-                " from and would replace",
+                "the project folder has checkpoints of an earlier run; this run did not resume from"
+                " them, and would replace them",
                 where=found[0],
                 fix="call accelerator.resume() after prepare() to resume from them, or pass another"
                 " project_dir",
@@ -358,8 +358,8 @@ class Preemption:
             raise UsageError(
                 "a loader of headway.compat cannot resume within an epoch",
                 where="the script's resume()",
-                fix="use `from headway import Accelerator`; or load_state() instead of resume(),"
-                " and skip_first_batches() in the epoch in which it was saved",
+                fix="use `from headway import Accelerator`; or call load_state() instead of"
+                " resume(), and skip_first_batches() in the epoch of the checkpoint",
                 code=Code.UNSUPPORTED,
             )
 
@@ -381,7 +381,7 @@ def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:
     """Log a note if a resumed run finishes successfully without an optimizer step."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
     if progress.num_trained == num_trained and not has_failed:
-        log(f"note: nothing was left to train: no optimizer step since resuming from {path}")
+        log(f"note: nothing was left to train: no optimizer has stepped since resuming from {path}")
 
 
 def _describe_start(run: ResumedRun, project: Path) -> str:
@@ -410,8 +410,8 @@ def _select_checkpoint(
             raise CheckpointError(
                 "no checkpoint to resume from",
                 where=f"{project}, requested by {settings.where('resume')}",
-                fix="remove it: accelerator.resume() resumes from the newest checkpoint if there is"
-                " one, and otherwise starts from the beginning",
+                fix="do not set resume: accelerator.resume() then resumes from the newest"
+                " checkpoint or, if there is none, starts from the beginning",
                 code=Code.NO_CHECKPOINT,
             )
         return None, []
@@ -432,7 +432,7 @@ def _select_checkpoint(
 
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
-    """Return the run IDs in a checkpoint by tracker name, without verifying the checkpoint."""
+    """Return a checkpoint's run IDs by tracker name; the checkpoint's files are not verified."""
     runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
     if not isinstance(runs, dict) or not all(isinstance(run, str) for run in runs.values()):
         raise unusable("the file does not map trackers to run IDs", path)
@@ -454,8 +454,8 @@ def _problems(errors: list[CheckpointError]) -> list[Problem]:
 def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
     """Return the checkpoints that this launch saved before it restarted the ranks, newest last.
 
-    A damaged checkpoint does not identify the launch that saved it: it is included if it is newer
-    than another checkpoint of this launch.
+    A checkpoint with a damaged manifest does not identify the launch that saved it. It is included
+    if it is newer than another checkpoint of this launch.
     """
     if not is_restart() or not settings.run.began_at:
         return []
@@ -465,7 +465,7 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
 
 
 def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
-    """If `path` is damaged, raise an error with a fix; every rank must call this."""
+    """If `path` is damaged, raise an error that contains a fix; every rank must call this."""
     from headway.checkpoint.saving import on_rank_0
 
     def inspect() -> tuple[bool, bool, Path | None]:
@@ -480,8 +480,8 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     problem = error.problems[0]
     what, fix = problem.what, f"move {path} away to start from the beginning"
     if not exists:
-        what = "the checkpoint was removed while it was loaded"
-        fix = "do not save to or prune this project folder in another run, then run again"
+        what = "the checkpoint was removed while it was being loaded"
+        fix = "run again while no other run saves or prunes checkpoints in this project folder"
     elif other is not None:
         fix = f"use accelerator.resume(fall_back=True) to resume from {other}; or move {path} away"
     code = problem.code if exists else Code.NOT_SHARED

@@ -44,7 +44,7 @@ _RANK_FILE = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 
 
 class Contents(NamedTuple):
-    """Contents of a checkpoint: values and tensors in lists, tuples and dicts.
+    """The contents of a checkpoint: values and tensors in lists, tuples and dicts.
 
     `shared` is the same on all ranks, except that each rank has its shard of each DTensor.
     """
@@ -88,8 +88,8 @@ def prepare_checkpoint(
 
     Files at `target` that are not part of a checkpoint, such as the script's own files, are kept.
 
-    `state` is called on every rank with the folder, to which it may add files of the checkpoint;
-    `then` is called on rank 0 once the checkpoint is complete.
+    Every rank calls `state` with the temporary folder, to which `state` may add files. Rank 0 calls
+    `then` once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
 
@@ -112,9 +112,9 @@ def prepare_checkpoint(
 
 
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
-    """Write and commit a checkpoint; a collective call, which raises on all ranks or none.
+    """Write and commit a checkpoint; a collective call, which raises on all ranks or on none.
 
-    `group` is the process group, here and below; None is the default group.
+    `group` is the process group to use; None is the default group.
     """
     rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
@@ -147,13 +147,13 @@ def remove_on_failure(pending: Path) -> Iterator[None]:
 
 
 def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether this rank writes all or part of a tensor; rank 0 writes the plain ones."""
+    """Return whether this rank writes `tensor`; only rank 0 writes shared ones, except DTensors."""
     is_shared = name.startswith(f"{prefix_of()}.")
     return rank == 0 or not is_shared or isinstance(tensor, DTensor)
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:
-    """Return the files that this rank checksums: its own files and, on rank 0, shared files."""
+    """Return the files whose checksums this rank computes: its own and, on rank 0, shared files."""
     files = []
     for path in sorted(files_below(folder)):
         match = _RANK_FILE.match(path)
@@ -186,7 +186,7 @@ def commit_files(
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on every rank, and return this rank's result.
 
-    If it fails on any rank, all ranks raise a CheckpointError with the cause of the first failure.
+    If `step` fails on any rank, all ranks raise a CheckpointError with the first failure's cause.
     """
     result: T | None = None
     failed = None
@@ -202,7 +202,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call `step` on rank 0, and return its result, or raise its error, on every rank."""
+    """Call `step` on rank 0, and return its result or raise its error on every rank."""
     rank, _ = rank_and_size()
     result = agree(lambda: step() if rank == 0 else None, group)
     return cast(T, _gather(result, group)[0])

@@ -1,4 +1,4 @@
-"""The schedule of the saves by `checkpoint(every=...)`."""
+"""The schedule on which `checkpoint(every=...)` saves."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headway.errors import Code, UsageError
 from headway.ipc.run_contract import is_requeued, is_restart
 
 RECORD_FILE = "record.json"
-"""File name of a `TrainingRecord` in a checkpoint."""
+"""The file name of a `TrainingRecord` in a checkpoint."""
 
 _FAILURE_EVERY_S = 6 * 3600.0  # assumed before the first failure
 
 
 class TrainingRecord(NamedTuple):
-    """The failures of a training run and the cost of its saves, for `every="auto"`.
+    """The number of failures of a training run and the cost of its saves, for `every="auto"`.
 
-    Each checkpoint contains this record. Resuming from a checkpoint counts as a failure if the
-    ranks were restarted or the job was requeued, unless a stop request caused the save.
+    Each checkpoint contains this record. If the ranks were restarted or the job was requeued,
+    resuming from a checkpoint counts as a failure, unless a stop request caused the save.
     """
 
     trained_s: float = 0.0  # duration of all runs until this checkpoint
@@ -29,7 +29,7 @@ class TrainingRecord(NamedTuple):
 
     @property
     def interval_s(self) -> float:
-        """Young's interval; 0 before the first save, because the cost of a save is still unknown.
+        """Young's interval. It is 0 before the first save, when the cost of a save is unknown.
 
         Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
         """
@@ -38,7 +38,7 @@ class TrainingRecord(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Interval between checkpoints, in optimizer steps or seconds; without either, always due."""
+    """The interval between checkpoints; if it is empty, a checkpoint is always due."""
 
     steps: int | None = None
     seconds: int | None = None
@@ -46,7 +46,7 @@ class Interval(NamedTuple):
 
 
 class Schedule:
-    """Schedule of periodic saves on this rank; does not communicate with other ranks.
+    """The schedule of periodic saves on this rank; it does not communicate with other ranks.
 
     Attributes:
         check_at: the step before which no save can be due.
@@ -67,13 +67,13 @@ class Schedule:
         return seconds is not None and time.monotonic() - self._saved_at >= seconds
 
     def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
-        """Set the next step at which a save may be due; the ranks next agree at step `agree_at`."""
+        """Set the next step at which a save may be due, which is `agree_at` or an earlier step."""
         self.check_at = agree_at
         if every.steps is not None:
             self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
 
     def saved(self, step: int) -> None:
-        """Restart the interval at `step` and the current time."""
+        """Restart the interval from `step` and the current time."""
         self._saved_at_step, self._saved_at = step, time.monotonic()
 
     def record(self) -> TrainingRecord:
@@ -105,7 +105,7 @@ def interval_of(every: int | str | None) -> Interval:
         from headway.settings.setting import Seconds
 
         if not isinstance(every, str):
-            raise ValueError("not a number of steps, a duration or auto")
+            raise ValueError("it is not a number of steps, a duration or 'auto'")
         if every.isdecimal():
             raise ValueError("the unit is missing")
         return Interval(seconds=Seconds(1)(every))

@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 
 class StopRequest(IntEnum):
-    """Reason for stopping the job; of several requests, the greatest applies."""
+    """A reason to stop the job; if there are several requests, the greatest applies."""
 
     NONE = 0
     TIME_LIMIT = 1
@@ -41,10 +41,10 @@ class StopRequest(IntEnum):
 
 
 class StopSignals:
-    """Records stop requests: trapped signals, and a deadline in `time.monotonic()` seconds.
+    """Records stop requests from signals, and from a deadline in `time.monotonic()` seconds.
 
     The script's own handlers are called as well. Signals that the script ignores remain ignored,
-    and a second Ctrl-C has the same effect as without this class.
+    and a second Ctrl-C has the effect that it would have without this class.
     """
 
     def __init__(self, progress: Progress, deadline: float | None = None) -> None:
@@ -59,7 +59,7 @@ class StopSignals:
         return self._received or (StopRequest.TIME_LIMIT if is_late else StopRequest.NONE)
 
     def exit_code(self, request: StopRequest) -> int:
-        """Return the exit code for a request; a launcher replaces the exit code of Ctrl-C."""
+        """Return the exit code for a request: 130 for Ctrl-C without a launcher, otherwise 75."""
         is_alone = not self._progress.is_connected
         return INTERRUPTED if request is StopRequest.SIGINT and is_alone else STOPPED_AND_SAVED
 
@@ -73,13 +73,13 @@ class StopSignals:
         self._progress.send(WillSave())
 
     def may_be_killed(self) -> bool:
-        """Return whether the script does not handle SIGTERM and no save is in progress."""
+        """Return whether the script has no handler for SIGTERM and no save is in progress."""
         is_ours = signal.getsignal(signal.SIGTERM) == self._record
         is_alone = is_ours and signals.is_default_handler(self._before[signal.SIGTERM])
         return is_alone and not self._progress.is_saving
 
     def release(self) -> None:
-        """Restore the previous signal handlers unless the script replaced ours."""
+        """Restore the previous signal handlers, unless the script has replaced Headway's."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._record:
                 signals.restore_handlers({number: before})
@@ -95,7 +95,7 @@ class StopSignals:
         atexit.register(self._ignore)  # the last registered handler is called first
 
     def _ignore(self) -> None:
-        """Ignore signals until this process exits: Python runs no handlers during shutdown."""
+        """Ignore signals until this process exits; during shutdown, Python runs no handlers."""
         for number in self._before:
             if signal.getsignal(number) == self._record:
                 signals.ignore(number)
@@ -114,7 +114,7 @@ class StopSignals:
         is_first, is_again = self._received is StopRequest.NONE, self._received is came
         self._received = max(self._received, came)
         if is_first:
-            again = "; Ctrl-C again stops at once" if came is StopRequest.SIGINT else ""
+            again = "; press Ctrl-C again to stop at once" if came is StopRequest.SIGINT else ""
             rank, size = rank_and_size()
             if_all = ", if all ranks complete it" if size > 1 else ""  # a rank may have failed
             if rank == 0:
@@ -131,7 +131,7 @@ def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
 
 
 class Agreement:
-    """Periodic agreement of all ranks, every few steps or calls (units), timed by rank 0."""
+    """Makes all ranks agree after every few units (steps or calls); rank 0 sets the interval."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint, saved by torch.distributed.checkpoint (DCP), for any world size.
+"""Saves tensors with torch.distributed.checkpoint (DCP), and loads them with any world size.
 
-DCP's index, `.metadata`, is a pickle: Headway writes it for DCP only, and never reads it. Instead,
-it reads the same index from a JSON file.
+DCP's index, `.metadata`, is a pickle. Headway writes this file for DCP only, and never reads it.
+Instead, Headway reads the same index from a JSON file.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _ChecksummedFiles(FileSystem):
 
 
 class _Buffered(io.BufferedWriter):
-    """Combines writes of small tensors: torch.save flushes its file after each tensor."""
+    """Combines writes of small tensors, because torch.save flushes its file after each tensor."""
 
     def flush(self) -> None:
         pass
@@ -147,7 +147,7 @@ class _Buffered(io.BufferedWriter):
 
 
 class _Checksummed(io.RawIOBase):
-    """A file that checksums large blocks while they are written."""
+    """A file with a checksum, which a thread computes while large blocks are written."""
 
     def __init__(self, raw: IO[Any]) -> None:
         self._raw = raw
@@ -240,7 +240,7 @@ def _require_match(
 ) -> None:
     if saved is None:
         raise CheckpointError(
-            f"{name!r} of this run is missing in the checkpoint",
+            f"{name!r} of this run is missing from the checkpoint",
             where=str(folder),
             fix="load a checkpoint with the same models, optimizers and schedulers",
             code=Code.MISMATCH,
@@ -321,7 +321,7 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
         files = {part.file for entry in index.tensors.values() for part in entry.parts}
         size = sum(_size_of(folder, name) for name in files)
         if (needed := sum(meta.nbytes for meta in meta_tensors.values())) > size:
-            raise ValueError(f"its tensors need {needed} bytes, but its files have {size}")
+            raise ValueError(f"its tensors need {needed} bytes, but its files contain {size}")
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise _damaged(path, why) from None
@@ -341,7 +341,7 @@ def _meta_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
 
 
 def _size_of(folder: Path, name: str) -> int:
-    """Return the size of a regular file in this folder; ValueError for anything else."""
+    """Return the size of a regular file in this folder; raise ValueError for anything else."""
     status = os.lstat(folder / name)
     if os.path.basename(name) != name or not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{name!r} is not a file in the same folder")

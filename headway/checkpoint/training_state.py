@@ -1,7 +1,7 @@
-"""Collect the state of a training run for a checkpoint, and restore it, part by part.
+"""Collects the state of a training run for a checkpoint, and restores it, part by part.
 
-Each part has `state_dict()`, as in torch's Stateful, `check()`, which changes nothing, and
-`load_state_dict()`, which runs after the checks of all parts.
+Like torch's Stateful, each part has `state_dict()` and `load_state_dict()`. In addition, `check()`
+compares a part with the checkpoint and changes nothing. All checks run before any part is loaded.
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ _NO_RANK_STATE: dict[str, Any] = {
     "positions": (),
 }
 _UNSAVED_GRADIENTS = (
-    "note: gradients of a sharded model in no_sync() are not saved: a run that resumes between two"
+    "note: a sharded model's gradients from no_sync() are not saved: a run that resumes between two"
     " micro-batches loses them. Use accelerator.accumulate(model), or save after the optimizer step"
 )
 _WRAPPED = r"\b(module|_orig_mod)\."
 _NOT_WRAPPED = (
-    "create and register it with the unwrapped model, also in the run that saves:"
+    "in the run that saves and in this run, create and register it with the unwrapped model:"
     " AveragedModel(accelerator.unwrap_model(model))"
 )
-_SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
+_SAME_OBJECTS = (
+    "prepare and register the same objects, in the same order, as the run that saved the checkpoint"
+)
 
 
 def state_of(
@@ -85,7 +87,7 @@ def state_of(
 class SavedState:
     """A verified checkpoint, whose state can be restored.
 
-    `strict`: the names of a model's weights must match the checkpoint.
+    With `strict`, the names of a model's weights must match those in the checkpoint.
     """
 
     def __init__(
@@ -119,13 +121,13 @@ class SavedState:
         return CheckpointError(what, where=str(self.folder), fix=fix, code=Code.MISMATCH)
 
     def check(self) -> None:
-        """Raise CheckpointError unless all parts except the models match; nothing changes."""
+        """Raise CheckpointError unless all parts except the models match; change nothing."""
         with reading_state(self.folder):
             for part in self._parts:
                 part.check(self)
 
     def check_models(self, models: Sequence[torch.nn.Module]) -> None:
-        """Raise CheckpointError unless the weights match these models; nothing changes."""
+        """Raise CheckpointError unless the weights match these models; change nothing."""
         all_live = [model.state_dict() for model in models]
         with reading_state(self.folder):
             saved = self.shared["models"]
@@ -136,7 +138,7 @@ class SavedState:
                 self._check_weights(f"model {number}", weights, live)
 
     def require_names(self, what: str, saved: Weights, live: Weights) -> None:
-        """Raise CheckpointError unless a module's names match the saved names."""
+        """Raise CheckpointError unless the names of a module's weights match the saved names."""
         if live.keys() != saved.keys():
             name = min(live.keys() ^ saved.keys(), key=str)
             place = "the checkpoint" if name in saved else "this run"
@@ -172,7 +174,7 @@ class SavedState:
                 ) from cause
 
     def _restore_parts(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
-        """Yield the name of each part, and then restore it."""
+        """Restore each part, after yielding its name."""
         pairs = zip(models, self.shared["models"], strict=True)
         for number, (model, weights) in enumerate(pairs):
             yield f"model {number}"
@@ -219,14 +221,14 @@ class _Objects(_Part):
             pass
 
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
-        """Report the script's hyperparameters that the checkpoint replaced, and record `before`."""
+        """Report which of the script's hyperparameters were replaced, and record `before`."""
         for line in override_notes(one.hyperparameters, before, loaded, self.setter_code):
             self._training.run.report(line)
         one.hyperparameters = before
 
 
 class Optimizers(_Objects):
-    """State and step counts of the optimizers."""
+    """The states and step counts of the optimizers."""
 
     name, noun = "optimizers", "optimizer"
     setter_code = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
@@ -271,7 +273,7 @@ class Optimizers(_Objects):
 
 
 class Schedulers(_Objects):
-    """The state of learning-rate schedulers."""
+    """The states of the learning-rate schedulers."""
 
     name, noun = "schedulers", "scheduler"
     setter_code = "scheduler.scheduler.{name} = {value!r}"
@@ -300,7 +302,7 @@ class Schedulers(_Objects):
 
 
 class RegisteredObjects(_Objects):
-    """State of the objects that the script has registered."""
+    """The states of the objects that the script has registered."""
 
     name, noun = "objects", "registered object"
 
@@ -361,7 +363,7 @@ class LossScale(_Part):
 
 
 class AccumulationState(_Part):
-    """Position within an optimizer step during gradient accumulation."""
+    """The position within an optimizer step during gradient accumulation."""
 
     name = "accumulation"
 
@@ -379,8 +381,8 @@ class AccumulationState(_Part):
             self._require(checkpoint, "gradient_accumulation_steps", *steps)
 
     def _require(self, checkpoint: SavedState, setting: str, saved: int, live: int) -> None:
-        what = f"{setting} (it was saved between two optimizer steps)"
-        fix = f"set {setting} to {saved}, or load a checkpoint saved after an optimizer step"
+        what = f"{setting} (the checkpoint was saved in the middle of an optimizer step)"
+        fix = f"set {setting} to {saved}, or load a checkpoint saved right after an optimizer step"
         checkpoint.require_equal(what, saved, live, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -389,7 +391,7 @@ class AccumulationState(_Part):
 
 
 class LoaderPositions(_Part):
-    """Positions of the loaders, and this rank's random generators."""
+    """The positions of the loaders, and this rank's random number generators."""
 
     name = "loaders"
 
@@ -410,7 +412,7 @@ class LoaderPositions(_Part):
                 total = position["total"] * checkpoint.shared["accumulation"]["steps"]
                 here = loader.total_batch_size * self._training.accumulation.steps
                 what = "samples per optimizer step within an epoch"
-                fix = f"pass Accelerator(global_batch_size={total}), or load one between epochs"
+                fix = f"pass Accelerator(global_batch_size={total}), or resume between two epochs"
                 checkpoint.require_equal(what, total, here, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -429,14 +431,14 @@ class LoaderPositions(_Part):
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
     def _positions(self, checkpoint: SavedState) -> list[dict[str, Any]]:
-        """Return the loaders' positions; if each rank reads its own data, this rank's positions."""
+        """Return each loader's position, from this rank's own state if that contains one."""
         shared = checkpoint.shared[self.name]["positions"]
         own = checkpoint.own["positions"] or [None] * len(shared)
         return [mine or theirs for mine, theirs in zip(own, shared, strict=True)]
 
 
 class OtherLoaders(_Part):
-    """State of the loaders of `headway.compat`, which do not resume by position."""
+    """The states of `headway.compat`'s loaders, which do not resume by position."""
 
     name = "other loaders"
 
@@ -468,7 +470,7 @@ _SHARED: tuple[type[_Part], ...] = (
 
 
 class RankState(_Part):
-    """State per rank: generators, tokens, buffers, and the gradients of an incomplete step."""
+    """The state of one rank: generators, tokens, buffers, and gradients of an incomplete step."""
 
     def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.has_gradients
@@ -570,10 +572,11 @@ def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> li
 
 
 def shard_like(training: Training) -> Like:
-    """Return a function for `load_checkpoint` that shards tensors as in this run.
+    """Return a function for `load_checkpoint` that shards tensors as this run shards them.
 
-    DTensor parameters, optimizer states of the same shapes, and DTensors of registered objects keep
-    their placements. Other tensors that were saved as DTensors are placed like the parameters.
+    DTensor parameters, optimizer states of the same shapes, and DTensors of registered objects get
+    the placements that they have in this run. Other tensors that were saved as DTensors are placed
+    like the parameters.
     """
     sharded: dict[str, DTensor] = {}  # by the names that `encode` generates
     for number, model in enumerate(training.inner_models):
@@ -616,7 +619,7 @@ def diverging_buffers(models: Sequence[torch.nn.Module]) -> list[list[torch.Tens
     """Return each model's buffers that differ from rank 0's; every rank must call this.
 
     DDP broadcasts rank 0's buffers before most forward passes, and each forward pass may change
-    them. Buffers that equal rank 0's are None; with a single rank the result is empty.
+    them. Buffers that equal rank 0's are returned as None; with one rank, the result is empty.
     """
     if rank_and_size()[1] == 1:
         return []
@@ -657,7 +660,7 @@ def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
 
 
 def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a parameter's gradient from this rank's saved shard."""
+    """Return a parameter's gradient, created from this rank's saved shard."""
     if not isinstance(parameter, DTensor):
         return saved.to(parameter.device)
     return DTensor.from_local(

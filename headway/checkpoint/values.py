@@ -1,4 +1,4 @@
-"""Encode the Python values of state dicts as JSON; tensors are stored separately by name.
+"""Encodes the Python values of state dicts as JSON; tensors are stored separately by name.
 
 Types without a JSON equivalent are encoded as an object with a single key for the type:
 `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"counter": [[key, count], ...]}`,
@@ -31,8 +31,9 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
     """Return a value as JSON, and add its tensors and arrays to `tensors`.
 
-    Supports None, numbers, strings, bytes, tensors, and numpy arrays and numbers, in lists, tuples,
-    sets and dicts. A tensor's name is `name` followed by its path in the value.
+    The value may be None, a number, a string, bytes, a tensor, a numpy array or a numpy number, or
+    lists, tuples, sets and dicts of these. A tensor's name is `name` followed by its path in the
+    value.
 
     Raises:
         CheckpointError: the value contains other objects or cycles, or is nested too deeply.
@@ -64,9 +65,9 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
 
 
 def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a tensor that is dense, has data, and is not a subclass; else raise CheckpointError.
+    """Return `tensor`; raise CheckpointError unless it is a dense, plain tensor that has data.
 
-    torch can save other tensors, but loads them only with pickle.
+    torch can save other tensors, but can load them only with pickle.
     """
     odd = ""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, DTensor):
@@ -78,19 +79,20 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     elif tensor.is_quantized:
         odd = "a quantized tensor"
     elif tensor.is_meta:
-        odd = "a meta tensor, without data"
+        odd = "a meta tensor without data"
     if odd:
         raise CheckpointError(
             f"{name} is {odd}, which cannot be saved",
             where="the state_dict() that returns it",
-            fix="return dense tensors with data from state_dict(), such as its components",
+            fix="return only dense tensors that hold data from state_dict(), such as a sparse"
+            " tensor's indices and values",
             code=Code.UNSAVABLE,
         )
     return tensor
 
 
 def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Tensor]) -> str:
-    """Add a tensor under this name, or a longer name if it is taken."""
+    """Add a tensor under this name, with "+" appended while the name is taken; return the name."""
     while name in tensors:
         name += "+"
     tensors[name] = tensor
@@ -118,8 +120,8 @@ def _encode_many(
 
 def _too_deep(name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name[:_MAX_NAME]}... cannot be saved: it is nested more than {_MAX_DEPTH} deep or"
-        " contains itself",
+        f"{name[:_MAX_NAME]}... cannot be saved: it is nested more than {_MAX_DEPTH} levels deep,"
+        " or contains itself",
         where="the state_dict() that returns it",
         fix="return a flatter value without cycles from state_dict()",
         code=Code.UNSAVABLE,

@@ -1,1 +1,1 @@
-"""Device kinds: the base class in `kind`, all kinds in `table`."""
+"""Device kinds: `kind` defines the base classes, and `table` lists all kinds."""

@@ -1,4 +1,4 @@
-"""Base classes of device kinds; `DeviceKind` itself is the kind of CPUs.
+"""Base classes of device kinds; `DeviceKind` itself represents CPUs.
 
 Detection and planning use the same objects as the ranks, so only methods import torch.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 Unsupported = NamedTuple("Unsupported", [("reason", str), ("instead", str)])  # noqa: UP014  compiles no text
-"""The reason a precision is unsupported, and the precision to use instead."""
+"""The reason why a precision is unsupported, and the precision to use instead."""
 
 
 class DeviceKind:
     """A kind of device, with the CPU's values as defaults.
 
-    Other packages can add a kind with an entry point in the group `headway.devices`, such as
-    `hpu = "its.module:Hpu"`: the name of the kind, and a subclass of this class or of `GpuKind`.
+    Other packages can add a kind with an entry point in the group `headway.devices`, which maps the
+    kind's name to a subclass of this class or of `GpuKind`: `hpu = "its.module:Hpu"`.
     """
 
     name = "cpu"  # torch's, as in `torch.device(name)`
@@ -46,10 +46,10 @@ class DeviceKind:
     mask_is_ordered = True  # the mask also sets the order; otherwise it is a set of indices
     empty_mask: str | None = None  # the value that hides all devices; None if unknown
     variables: Mapping[str, tuple[str, str]] = {}
-    """Values and reasons of variables that a launch sets unless they or `mask` are set."""
+    """Variables that a launch sets unless they or `mask` are set: their values and the reasons."""
     debug_variables: Mapping[str, str] = {}  # keep ranks waiting while one is in a debugger
     interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
-    """Variables that select the network interface, and the prefix of its name."""
+    """Variables that select the network interface, with the text to put before its name."""
     resource = ""  # the name of the Kubernetes resource
     tool = ""  # the vendor's monitoring command
     wheels = ""  # torch's index below https://download.pytorch.org/whl; empty for PyPI
@@ -57,11 +57,11 @@ class DeviceKind:
     # of a machine, without torch
 
     def found_in(self, files: Source) -> list[dict[str, Any]]:
-        """Return the GPUs listed by the kernel, except NVIDIA's, as fields of `Gpu`."""
+        """Return the fields of a `Gpu` for each GPU that the kernel lists, except NVIDIA's."""
         return []
 
     def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
-        """Return the GPUs as torch enumerates them with these environment variables."""
+        """Return the GPUs that torch would enumerate with these environment variables."""
         return found
 
     def is_supported_by(self, torch: Torch) -> bool:
@@ -75,7 +75,7 @@ class DeviceKind:
     def unsupported(
         self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]
     ) -> Unsupported | None:
-        """Return the reason that a selected GPU does not support a precision, or None."""
+        """Return why a selected GPU does not support a precision; None if all GPUs support it."""
         return None
 
     # of this process
@@ -94,7 +94,7 @@ class DeviceKind:
         return 1
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized a device, which a fork cannot use."""
+        """Return whether this process has initialized a device; forks cannot use devices then."""
         return False
 
     def current(self) -> torch.device:
@@ -113,19 +113,19 @@ class DeviceKind:
         """Release the device memory that torch caches."""
 
     def held_bytes(self, device: torch.device) -> int | None:
-        """Return this process's memory on `device` in bytes; None if unsupported."""
+        """Return how many bytes this process has reserved on `device`; None if unsupported."""
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any] | None:
         """Return a function that records a timed event in the current stream of `device`.
 
-        It takes an event to reuse, or None, and returns the event, or None while events cannot be
-        recorded. Returns None if the device has no timed events.
+        The function takes an event to reuse, or None to create one. It returns the event, or None
+        while events cannot be recorded. If the device has no timed events, the result is None.
         """
         return None
 
     def rng_state(self, device: torch.device | None = None) -> torch.Tensor | None:
-        """Return the state of the device's generator; None if it has none."""
+        """Return the state of the device's generator; None if the device has no generator."""
         return None
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
@@ -134,7 +134,7 @@ class DeviceKind:
     def unsupported_on(
         self, device: torch.device, precision: str, row: NumberFormat
     ) -> Unsupported | None:
-        """Return the reason that `device` does not support a precision, or None."""
+        """Return why `device` does not support a precision; None if it does."""
         return None
 
 
@@ -194,7 +194,7 @@ class GpuKind(DeviceKind):
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numeric parts of a version: (2, 13, 0) for 2.13.0+cpu."""
+    """Return the numeric parts of a version, such as (2, 13, 0) for 2.13.0+cpu."""
     found: list[int] = []
     for part in version.partition("+")[0].split("."):
         if not part.isdecimal() or len(part) > DIGITS:
@@ -204,7 +204,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def sm(capability: tuple[int, int]) -> str:
-    """Return NVIDIA's name of a compute capability, such as sm_90."""
+    """Return NVIDIA's name for a compute capability, such as sm_90."""
     return "sm_" + "".join(map(str, capability))
 
 

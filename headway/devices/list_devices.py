@@ -12,7 +12,7 @@ from headway.devices.table import kind_of
 
 
 def main(words: Sequence[str]) -> None:
-    """Print a line of JSON for `machine/torch_query.py`; `try` also uses the first device."""
+    """Print a line of JSON for `machine/torch_query.py`; with `try`, also use the first device."""
     import torch
 
     kind, found, error = kind_of(words[0]), [], ""
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _facts(part: Any, index: int, kind: DeviceKind) -> dict[str, Any]:
-    """Return torch's properties of a device, as fields of `Gpu`."""
+    """Return a device's properties, as reported by torch, as fields of `Gpu`."""
     if not kind.is_numbered:
         return {"name": kind.label}
     found = part.get_device_properties(index)

@@ -1,4 +1,4 @@
-"""All device kinds in order of preference, and those added by entry points."""
+"""All device kinds in order of preference, and the kinds that entry points add."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Cuda(GpuKind):
 
 
 class Xpu(GpuKind):
-    """Intel GPUs (Level Zero); integrated GPUs only if there is no other."""
+    """Intel GPUs (Level Zero); integrated GPUs are used only if there are no other GPUs."""
 
     name = "xpu"
     label = "XPU"
@@ -117,7 +117,7 @@ class Xpu(GpuKind):
         ]
 
     def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
-        """Return cards or tiles, as Level Zero enumerates them; cards by default in a launch."""
+        """Return the cards or tiles that Level Zero enumerates; a launch uses cards by default."""
         hierarchy = environ.get(_HIERARCHY, "" if self.mask in environ else "COMPOSITE")
         if hierarchy == "COMPOSITE":
             return found
@@ -144,7 +144,7 @@ class Xpu(GpuKind):
 
 
 class Mps(DeviceKind):
-    """Apple GPUs, for single-process runs: torch does not support collectives on MPS."""
+    """Apple GPUs, for single-process runs, because torch does not support collectives on MPS."""
 
     name = "mps"
     label = "MPS"
@@ -192,14 +192,14 @@ _NO_KIND = ("auto", "gpu", "meta")  # not device kinds
 
 
 def kind_of(name: str) -> DeviceKind:
-    """Return the kind with torch's name `name`; the CPU kind if unknown."""
+    """Return the kind that torch calls `name`; the CPU kind if the name is unknown."""
     if name in KINDS or name in _NO_KIND:
         return KINDS.get(name, CPU)
     return extension_kinds().get(name, CPU)
 
 
 def is_kind(name: str) -> bool:
-    """Return whether the kind exists; extensions are loaded only for unknown names."""
+    """Return whether a kind exists; extensions are loaded only for names not in `KINDS`."""
     return name in KINDS or name in extension_kinds()
 
 

@@ -1,6 +1,6 @@
-"""Barriers over the store, which run before collectives and detect mismatched calls.
+"""Barriers that run before collectives, communicate over the store, and detect mismatched calls.
 
-If a rank is in another call, or cannot reach this call, the error contains both script lines.
+If a rank is in another call, or cannot reach this one, the error shows both ranks' script lines.
 """
 
 from __future__ import annotations
@@ -61,17 +61,18 @@ class RankCall(NamedTuple):
             return f"has left{at}"
         if self.call:
             return f"is in {self.call}{at}"
-        return f"is in a torch collective, such as a backward pass,{at}"
+        return f"is in a torch collective (for example, in a backward pass){at}"
 
 
 def call_barrier(call: str, detail: str = "") -> list[str] | None:
-    """Wait until every rank has called this, and return all ranks' details if they differ.
+    """Wait until every rank has called this; if the details differ, return those of all ranks.
 
-    This is cheaper than a collective: the store counts the ranks atomically. `call` is the script's
-    call, for messages, and must be equal on all ranks.
+    This is cheaper than a collective, because the store counts the ranks atomically. `call` is the
+    script's call, as shown in messages, and must be equal on all ranks.
 
     Raises UsageError if a rank has left, is in another call, or is in a torch collective that this
-    rank has not entered, because the ranks would hang; DistNetworkError if that rank has failed.
+    rank has not entered, because the ranks would hang. If that rank has failed, raises
+    DistNetworkError instead.
     """
     barriers = _barriers()
     if barriers is None:
@@ -81,9 +82,9 @@ def call_barrier(call: str, detail: str = "") -> list[str] | None:
 
 
 def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether ranks run ahead of these tensors' GPUs, so that a barrier would delay them.
+    """Return whether ranks run ahead of these tensors' GPUs; a barrier would delay such ranks.
 
-    False with TORCH_DISTRIBUTED_DEBUG=INFO, where torch's own checks also delay them.
+    The result is False with TORCH_DISTRIBUTED_DEBUG=INFO: torch's own checks also delay ranks then.
     """
     are_on_gpus = any(kind_of(tensor.device.type).is_numbered for tensor in tensors)
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
@@ -92,7 +93,7 @@ def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
 def final_barrier(call: str) -> bool:
     """Wait until every rank has called this or has left, and return whether all have called it.
 
-    Does not wait while an exception is being handled.
+    While an exception is being handled, this does not wait.
     """
     barriers = _barriers()
     if barriers is not None and sys.exc_info()[0] is None:
@@ -126,7 +127,7 @@ def barrier(device: torch.device) -> None:
 
 
 def watch(*groups: dist.ProcessGroup) -> None:
-    """Report this rank's position to the other ranks while it does not advance.
+    """Report this rank's position to the other ranks while this rank does not advance.
 
     All ranks must enter the collectives of these groups in the same order.
     """
@@ -142,7 +143,7 @@ def last_barrier() -> tuple[int, str, bool] | None:
 
 
 def script_location(frame: FrameType | None = None) -> str:
-    """Return this thread's innermost line in the user's code, or else in another package."""
+    """Return this thread's innermost line in the user's code or, if there is none, in a package."""
     found = ""
     frame = frame or sys._getframe()
     while frame is not None:
@@ -173,8 +174,8 @@ class _CallBarriers:
     """The barriers of a process group, which all ranks reach in the same order.
 
     Each rank adds to a barrier's sum, and the last rank publishes whether all calls are equal.
-    Ranks that wait long report their position. On an awaited rank, a thread reports the call that
-    blocks it, such as a torch collective.
+    Ranks that wait for a long time report their positions. On a rank that others are waiting for, a
+    thread reports the call that blocks the rank, such as a torch collective.
     """
 
     def __init__(self) -> None:
@@ -199,7 +200,7 @@ class _CallBarriers:
     def enter(self, call: str, detail: str = "", *, final: bool = False) -> list[RankCall] | None:
         """Enter the next barrier; return None if all ranks made the same call.
 
-        Otherwise return all ranks' positions: details differ, or ranks have left (`final`).
+        If the details differ or, with `final`, ranks have left, return all ranks' positions.
         """
         mine = RankCall(self.number + 1, call, detail)
         key, go = f"{mine.number}", f"{mine.number}/go"
@@ -242,7 +243,7 @@ class _CallBarriers:
                 self._has_reported = False
 
     def _wait(self, mine: RankCall, key: str) -> list[RankCall] | None:
-        """Wait until a key is set; return the ranks' positions if a rank cannot arrive.
+        """Wait until a key is set; if a rank cannot arrive, return the ranks' positions.
 
         The store is polled, because torch logs a warning whenever its own wait times out.
         """
@@ -262,7 +263,7 @@ class _CallBarriers:
         return None
 
     def _all_ranks(self, mine: RankCall) -> list[RankCall]:
-        """Report that this rank waits; return the reported positions of all ranks."""
+        """Report that this rank is waiting; return the reported positions of all ranks."""
         self._report(mine._replace(place=script_location()))
         self._has_reported = True
         self._store.set(f"{self.number}/awaited", "")
@@ -270,7 +271,7 @@ class _CallBarriers:
         if not self._store.check(keys):  # a rank is still starting
             return [RankCall()] * self._size
         found = [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
-        # a rank on this machine may have exited without a report, as by os._exit()
+        # a rank on this machine may have exited without a report, for example with os._exit()
         left = [rank.has_left or bool(has_exited(rank.process)) for rank in found]
         return [rank._replace(has_left=is_so) for rank, is_so in zip(found, left, strict=True)]
 
@@ -280,7 +281,7 @@ class _CallBarriers:
         return [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
 
     def _missing_ranks(self, mine: RankCall, everyone: list[RankCall]) -> list[int]:
-        """Return the ranks that cannot reach this barrier while this rank waits in it."""
+        """Return the ranks that cannot reach this barrier while this rank is waiting in it."""
         entered = self._collectives("last_entered") if any(r.waits_in for r in everyone) else {}
 
         def is_missing(r: RankCall) -> bool:
@@ -294,13 +295,13 @@ class _CallBarriers:
         return [rank for rank in others if is_missing(everyone[rank])]
 
     def _collectives(self, which: Literal["first_pending", "last_entered"]) -> dict[str, int]:
-        """Return the sequence number of a collective per group, from torch's flight recorder."""
+        """Return the number of each group's `which` collective, from torch's flight recorder."""
         names = {group.group_name for group in self.groups}
         numbers = {g.name: getattr(g, which) for g in read_groups() if g.name in names}
         return {name: number for name, number in numbers.items() if number is not None}
 
     def _error(self, call: str, everyone: list[RankCall], other: int) -> Exception:
-        what = f"rank {self._rank} waits in {call}, but rank {other} {everyone[other]}"
+        what = f"rank {self._rank} is waiting in {call}, but rank {other} {everyone[other]}"
         if everyone[other].error:  # shown by that rank
             return dist.DistNetworkError(what)
         return UsageError(
@@ -308,7 +309,8 @@ class _CallBarriers:
             where=everyone[self._rank].place or script_location(),
             fix="run this line on all ranks or on none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
-            " accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
+            " call accelerator.set_trigger() on one rank, and run"
+            " `if accelerator.check_trigger(): break` on all ranks",
             code=Code.CALLS_DIFFER,
         )
 
@@ -318,9 +320,9 @@ class _CallBarriers:
             (store or self._store).set(f"where/{self._rank}", text)
 
     def _watch(self, store: Any) -> None:
-        """Report the collective that this rank is blocked in, if other ranks wait; in a thread.
+        """In a thread, report the collective that blocks this rank while other ranks are waiting.
 
-        A late report is harmless: all ranks complete a collective together.
+        A late report is harmless, because all ranks complete a collective together.
         """
         process_progress().own_threads.add(threading.get_ident())
         before = None

@@ -1,6 +1,6 @@
 """Collectives on nested lists, tuples, mappings and dataclasses of tensors.
 
-Without a process group all functions work for a single rank.
+Without a process group, all functions work as with a single rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def gather_uneven(tensor: Any) -> Any:
 
 @checked
 def gather_object(object: list[Any]) -> Any:
-    """Concatenate the lists of picklable objects of all ranks, in rank order.
+    """Concatenate all ranks' lists of picklable objects, in rank order.
 
     Args:
         object: this rank's list; lengths may differ between ranks.
@@ -112,18 +112,18 @@ def _exchange_among_first(own: Any, num_ranks: int) -> list[Any]:
 
 @checked
 def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> Any:
-    """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
+    """Return each tensor's sum, mean or maximum over all ranks, multiplied by `scale`.
 
     Args:
-        tensor: a tensor with the same shape and dtype on every rank, or nested tensors; not
-            modified.
+        tensor: a tensor with the same shape and dtype on every rank, or nested tensors. They are
+            not modified.
         reduction: `sum`, `mean`, `max` or `none` (every rank keeps its own values).
-        scale: factor for the result.
+        scale: a factor for the result.
 
     Returns:
-        The same nesting with new tensors of the same shapes and dtypes, on every rank, except that
-        sums of integers or bools are int64, as in torch.sum, and that `scale` and means over
-        several ranks convert integers to floating point.
+        The same nesting on every rank, with new tensors of the same shapes and dtypes. Sums of
+        integers or bools are int64, as in torch.sum; `scale` and means over several ranks convert
+        integers to floating point.
 
     Raises:
         UsageError: the reduction is invalid, or the data contains objects other than tensors.
@@ -155,7 +155,7 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
 
 @checked
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
-    """Overwrite each tensor with that of rank `from_process`, and return the data.
+    """Overwrite each tensor with that of rank `from_process`, and return the overwritten data.
 
     Args:
         tensor: a tensor with the same shape and dtype on every rank, or nested tensors.
@@ -182,7 +182,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 @checked
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Overwrite a list of picklable objects with that of rank `from_process`, and return it.
+    """Overwrite a list of picklable objects with the list of rank `from_process`, and return it.
 
     Args:
         object_list: a list of the same length on every rank.
@@ -282,18 +282,18 @@ _REMEDIES = {
     "gather_for_metrics(..., use_gather_object=True)",
     "reduce": "pass the same number of tensors, with the same shapes and order, on every rank",
     "pad_across_processes": "pass tensors that differ only in that dimension",
-    "broadcast": "pass tensors of the sender's shapes, or use broadcast_object_list(...)",
+    "broadcast": "pass tensors with the sender's shapes, or use broadcast_object_list(...)",
 }
 
 
 class DifferentTensors(UsageError, RuntimeError):
-    """Ranks passed different numbers, shapes or dtypes of tensors to a collective."""
+    """Raised if the tensors that ranks pass to a collective differ in number, shape or dtype."""
 
 
 def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None = None) -> None:
     """Raise DifferentTensors on all ranks if their nested tensors are incompatible.
 
-    Without this check gloo aborts one rank and returns uninitialized memory to another. Tensors on
+    Without this check, gloo aborts one rank and returns uninitialized memory to another. Tensors on
     GPUs are compared only with TORCH_DISTRIBUTED_DEBUG=INFO, because the check would delay ranks
     that run ahead of their GPUs. Sizes may differ along `but_dimension`.
     """

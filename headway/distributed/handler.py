@@ -39,7 +39,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checks(but: Collection[str] = ()) -> Callable[[type[R]], type[R]]:
-    """Apply `checked` to the public methods of a class, except those in `but`."""
+    """Return a class decorator that applies `checked` to public methods, except those in `but`."""
 
     def decorate(kind: type[R]) -> type[R]:
         for name, method in [*vars(kind).items()]:
@@ -54,7 +54,7 @@ def checks(but: Collection[str] = ()) -> Callable[[type[R]], type[R]]:
 def check_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise WrongType for an argument of a function that does not match its annotation."""
+    """Raise WrongType if an argument of a function does not match its annotation."""
     names, hints = _parameters(function)
     for name, value in chain(zip(names, args, strict=False), kwargs.items()):
         if name in hints and not hints[name][1](value):
@@ -71,7 +71,7 @@ def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> 
 def check_range(
     called: str, least: int, most: float = float("inf"), **arguments: float | None
 ) -> None:
-    """Raise UsageError for an argument, other than None, outside `least` to `most`."""
+    """Raise UsageError if an argument is neither None nor between `least` and `most`."""
     for name, value in arguments.items():
         if value is not None and not least <= value <= most:
             limits = f"of at least {least}" if most == float("inf") else f"from {least} to {most}"
@@ -84,7 +84,7 @@ def check_range(
 
 
 def check_choice(called: str, choices: Collection[str], fix: str = "", **arguments: object) -> None:
-    """Raise UsageError for an argument that is not one of the choices."""
+    """Raise UsageError if an argument is not one of the choices."""
     for name, value in arguments.items():
         if value not in choices:
             raise UsageError(
@@ -98,7 +98,7 @@ def check_choice(called: str, choices: Collection[str], fix: str = "", **argumen
 def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
     called = called.removesuffix(".__init__")
     shown_hint = hint.__name__ if isinstance(hint, type) else re.sub(r"\b[\w.]+\.", "", str(hint))
-    kind, fix = f"of type {shown_hint}", f"pass a value of this type: help({called})"
+    kind, fix = f"of type {shown_hint}", f"pass a value of this type; see help({called})"
     if isinstance(value, str) and "PathLike" in shown_hint:  # an empty one
         kind, fix = "a path", "pass a path, such as '.' for the current folder, or omit it"
     return WrongType(
@@ -150,7 +150,7 @@ _LISTS = (list, Sequence, Iterable)
 
 
 def _is_list(value: Any, fits: Fits | None) -> bool:
-    """Return whether this is a list of matching values, checking one value per class."""
+    """Return whether `value` is a list of matching values; only one value per class is checked."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         return False
     if fits is None:
@@ -159,7 +159,7 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
 
 
 class KwargsHandler:
-    """Base class of keyword arguments for parts of torch, for `Accelerator(kwargs_handlers=[...])`.
+    """Base class of handlers in `Accelerator(kwargs_handlers=[...])`; they hold torch's arguments.
 
     Every handler is a dataclass whose fields all have defaults. Values of the wrong type raise
     UsageError.
@@ -203,7 +203,7 @@ class Handlers:
             check_choice("Accelerator", names, kwargs_handlers=kind.__name__)
             if kind in self._by_kind:
                 raise UsageError(
-                    f"kwargs_handlers has two {kind.__name__}",
+                    f"kwargs_handlers contains {kind.__name__} twice",
                     where=_CALL,
                     fix="merge their values into a single handler",
                     code=Code.CONTRADICTION,

@@ -1,4 +1,4 @@
-"""Functions on tensors nested in lists, tuples, mappings and dataclasses."""
+"""Functions for tensors that are nested in lists, tuples, mappings and dataclasses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def send_to_device(
 
     Args:
         tensor: a tensor of any shape and dtype, or nested tensors.
-        device: such as "cuda:0".
+        device: a device, such as "cuda:0".
         non_blocking: do not wait for copies from pinned memory.
-        skip_keys: a key or keys of mappings whose values are not moved.
+        skip_keys: one or several keys of mappings; the values of these keys are not moved.
 
     Examples:
         >>> import torch
@@ -68,7 +68,7 @@ def for_each_tensor(
 ) -> Any:
     """Apply `function` to every tensor in `data`.
 
-    `strict` names an operation that accepts only tensors; otherwise other leaves are kept.
+    Other leaves are kept; if `strict`, the operation's name, is given, they raise WrongType.
     """
     if isinstance(data, torch.Tensor):
         return function(data)
@@ -122,7 +122,7 @@ def is_dataclass_object(data: Any) -> bool:
 
 
 def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` as a mapping of the type of `data`, if it can be created from a dict."""
+    """Convert `items` to the type of `data`, if that type can be created from a dict."""
     try:
         return type(data)(items)  # type: ignore[call-arg]
     except TypeError:  # defaultdict and other types with other constructor arguments

@@ -1,4 +1,4 @@
-"""The current rank: its index, rank-specific code and progress bars, environment variables."""
+"""The current rank: its index, code for some ranks only, progress bars, and the environment."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Process:
         """Make a function run on one rank only; on other ranks it returns None.
 
         Call it as `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. With a
-        single rank the function always runs. `on_local_process` does the same for a rank of each
+        single rank, the function always runs. `on_local_process` does the same for one rank of each
         machine.
 
         Raises:
@@ -178,16 +178,16 @@ class Process:
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Return a context that yields this rank's part of `inputs`, split in rank order.
+        """Return a context that yields this rank's part of `inputs`; parts are in rank order.
 
-        With one rank it yields `inputs` itself.
+        With one rank, it yields `inputs` itself.
 
         Args:
             inputs: a list, tuple, tensor, array or `datasets.Dataset` that is equal on all ranks,
-                or a dict of those with equal lengths. If the length is not divisible, the first
-                ranks get one more element.
+                or a dict of such values with equal lengths. If the length is not divisible by the
+                number of ranks, the first ranks get one more element.
             apply_padding: repeat the last element until all parts have the same length, as `gather`
-                requires; tensors are then moved to `device`.
+                requires, and move tensors to `device`.
 
         Raises:
             UsageError: `inputs` has an unsupported type, or the lengths in a dict differ.
@@ -259,7 +259,7 @@ def _length(inputs: Any) -> int:
         raise UsageError(
             f"a {type(inputs).__name__} cannot be split between processes",
             where="the script's split_between_processes(...)",
-            fix="pass a list, tuple, tensor, array or datasets.Dataset, or a dict of those",
+            fix="pass a list, tuple, tensor, array or datasets.Dataset, or a dict of such values",
             code=Code.WRONG_TYPE,
         )
     assert isinstance(inputs, Sized)

@@ -1,4 +1,4 @@
-"""Seeding, synchronizing and saving random number generators."""
+"""Seeds, synchronizes, saves and restores random number generators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.ipc.run_contract import read_ranks
 
 
 class RNGType(str, Enum):
-    """A random number generator; compares equal to its value.
+    """A kind of random number generator; each member equals its string.
 
     Examples:
         >>> from headway.utils import RNGType
@@ -44,10 +44,10 @@ def synchronize_rng_states(
 
     Args:
         rng_types: `torch`, `cuda`, `xpu`, `generator`, or members of `RNGType`.
-        generator: the generator to synchronize with type `generator`.
+        generator: the generator to synchronize if `rng_types` contains `generator`.
 
     Raises:
-        UsageError: a type is invalid, or `generator` is missing for type `generator`.
+        UsageError: a type is invalid, or the type is `generator` but no generator is passed.
 
     Examples:
         >>> import torch
@@ -76,7 +76,7 @@ def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
 
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
-    """Convert to members of `RNGType`; None selects only the samplers' generators."""
+    """Convert `rng_types` to members of `RNGType`; None selects only the samplers' generators."""
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(kind) for kind in rng_types]
     on_devices = [kind.value for kind in types if kind.value in KINDS]
     missing = [device for device in on_devices if not kind_of(device).is_available()]
@@ -129,7 +129,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's generators: the CPU's and `device`'s."""
+    """Return the states of Python's and numpy's generators, and of torch's for CPU and `device`."""
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -159,7 +159,8 @@ def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
 def are_generator_states(states: Any) -> bool:
     """Return whether `set_generator_states` would accept these states, without setting them.
 
-    numpy does not check the position in its 624 numbers, and would read out of bounds.
+    numpy does not check that the position is within its 624 numbers, so an invalid position would
+    cause an out-of-bounds read.
     """
     try:
         torch.Generator().set_state(states["torch"])

@@ -29,7 +29,7 @@ from headway.machine.detection import detect_machine
 
 
 class DistributedType(str, Enum):
-    """The type of distributed setup; compares equal to its name, as in Accelerate.
+    """The type of distributed setup; each member equals its name, as in Accelerate.
 
     Examples:
         >>> from headway import DistributedType, PartialState
@@ -69,20 +69,20 @@ class World:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks along dimension "data" in the default process group; requires several ranks."""
+        """A one-dimensional mesh of all ranks, with dimension "data"; requires several ranks."""
         return _mesh_of(self.device.type, dist.group.WORLD, data=self.ranks.world_size)
 
     def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
-        """All ranks along dimensions "replicas" and "shards"; adjacent ranks shard a replica.
+        """Return a mesh with dimensions "replicas" and "shards"; adjacent ranks share a replica.
 
-        Creates a process group for each row and column, so every rank must call it.
+        This creates a process group for each row and column, so every rank must call it.
         """
         replicas = self.ranks.world_size // shard_size
         return _mesh_of(self.device.type, dist.group.WORLD, replicas=replicas, shards=shard_size)
 
     @property
     def distributed_type(self) -> DistributedType:
-        """Accelerate's name of the distributed setup."""
+        """Accelerate's name for the distributed setup."""
         if self.ranks.world_size == 1:
             return DistributedType.NO
         return DistributedType(kind_of(self.device.type).distributed_type)
@@ -90,14 +90,14 @@ class World:
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Arguments for `torch.distributed.init_process_group`; no effect with one rank.
+    """Arguments for `torch.distributed.init_process_group`; they have no effect with one rank.
 
     Args:
-        backend: a torch.distributed backend; the default "nccl" selects the backend for the
-            device: NCCL on GPUs, gloo on CPUs.
+        backend: a torch.distributed backend. With the default, "nccl", the device determines the
+            backend: NCCL on GPUs, gloo on CPUs.
         init_method: the URL of the rendezvous; None uses the launcher's environment variables.
-        timeout: the timeout of collectives; None uses torch's default: 10 minutes with NCCL, 30
-            with gloo. Also applies to an existing process group.
+        timeout: the timeout of collectives, which is also set for an existing process group. None
+            uses torch's default: 10 minutes with NCCL, 30 minutes with gloo.
 
     Examples:
         >>> from datetime import timedelta
@@ -127,9 +127,9 @@ def join_world(
     """Choose this rank's device, and initialize the process group if there are several ranks.
 
     `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, or `auto` for the best
-    device that is available to every rank. The argument `gpu` is a device index; None is the local
-    rank. An existing group must have the environment's size and the backend of `settings`; only its
-    timeout is changed.
+    device that is available to every rank. The argument `gpu` is a device index; None uses the
+    local rank. An existing group must have the environment's size and the backend of `settings`;
+    only the group's timeout is changed.
     """
     settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
@@ -150,23 +150,23 @@ def join_world(
 
 
 def _require_single_process(*, is_rank: bool) -> None:
-    """Raise UsageError if the process trains alone but its launcher started several."""
+    """Raise UsageError if this process would train alone although its launcher started several."""
     row = unknown_launcher()
     if row is None:
         return
-    problem = f"{row.source} has started several, but this {row.unit} trains alone"
+    problem = f"{row.source} has started several processes, but this {row.unit} trains alone"
     where = f"environment {row.size}, {row.rank}"
     fix = f"`export {ALONE_VARIABLE}={ALONE}` if this is intended, as with srun -n8 wandb agent"
     if is_rank:  # RANK and WORLD_SIZE are 0 and 1, as with torchrun in each process
         log_once(f"note: {problem} ({where}); fix: {fix}")
         return
-    fix = f"put `headway launch` before the script, which sets RANK, WORLD_SIZE and so on; or {fix}"
+    fix = f"start the script with `headway launch`, which sets RANK, WORLD_SIZE and so on; or {fix}"
     what = f"{problem}: RANK is not set"
     raise UsageError(what, where=where, fix=fix, code=Code.RANK_VARIABLES)
 
 
 before_leaving: list[Callable[[], None]] = []
-"""Functions that wait for users of the process group, called before it is destroyed."""
+"""Functions that wait for users of the process group, to be called before it is destroyed."""
 
 
 def leave_world() -> None:
@@ -184,15 +184,16 @@ def default_store() -> Any:
 
 
 _left: list[object] = []
-"""Destroyed groups, kept alive until the process exits. If a DDP model holds the last reference to
-a group, torch joins gloo's threads without releasing the GIL, which deadlocks if they wait for
-it."""
+"""Destroyed groups, which are kept alive until the process exits. If a DDP model held the last
+reference to a group, torch would join gloo's threads without releasing the GIL, and would deadlock
+if a thread is waiting for the GIL."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Wait for gloo's threads before Python exits: a thread that then takes the GIL aborts.
+    """Wait for gloo's threads before Python exits, because threads that then take the GIL abort.
 
-    See pytorch#190489. Skipped after an unhandled exception: the other ranks are still working.
+    See pytorch#190489. After an unhandled exception, this is skipped, because the other ranks are
+    still working.
     """
     if getattr(sys, "last_type", None) is None:
         leave_world()
@@ -208,7 +209,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def rank_and_size_without_group() -> tuple[int, int]:
-    """Return the group's rank and size; without a group, the launcher's."""
+    """Return the rank and size in the process group or, without a group, those of the launcher."""
     if dist.is_initialized():
         return rank_and_size()
     ranks = read_ranks() or Ranks()
@@ -267,7 +268,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
 
 
 def _refuse_unusable_gpu() -> None:
-    """Raise if a GPU's driver is loaded but the GPU is unusable; log a GPU without a driver."""
+    """Raise MachineError if a GPU with a driver is unusable; log a GPU that has no driver."""
     machine = detect_machine()
     if machine.unused_card:
         log_once(f"note: {machine.unused_card}; fix: install the driver")
@@ -357,12 +358,13 @@ def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
     if settings.named_backend not in (None, backend, str(dist.get_backend_config())):
         contradicts = f"backend is {settings.backend!r}, but the process group has {backend!r}"
     elif settings.init_method is not None:
-        contradicts = f"init_method is {settings.init_method!r}, but a process group exists"
+        contradicts = f"init_method is {settings.init_method!r}, but a process group already exists"
     if contradicts:
         raise UsageError(
             contradicts,
             where="the script's InitProcessGroupKwargs(...)",
-            fix="create the Accelerator with this handler before PartialState() and others",
+            fix="create the Accelerator with this handler before any PartialState() or other"
+            " Accelerator",
             code=Code.CONTRADICTS_RUN,
         )
     if settings.timeout is not None:

@@ -1,1 +1,1 @@
-"""Mixed precision of forward and backward passes. Only the runtime imports it."""
+"""Mixed precision of forward and backward passes. Only the runtime imports this package."""

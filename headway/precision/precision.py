@@ -25,8 +25,8 @@ class AutocastKwargs(KwargsHandler):
 
     Args:
         enabled: False computes in the dtypes of weights and inputs.
-        cache_enabled: whether the casts of weights are cached within a forward pass; None uses
-            torch's default.
+        cache_enabled: whether cast weights are cached within a forward pass; None uses torch's
+            default.
 
     Examples:
         >>> from headway import AutocastKwargs
@@ -40,13 +40,13 @@ class AutocastKwargs(KwargsHandler):
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):
-    """Arguments for `torch.amp.GradScaler` in fp16; no effect in other precisions.
+    """Arguments for `torch.amp.GradScaler` in fp16; they have no effect in other precisions.
 
     Args:
         init_scale: the initial loss scale.
         growth_factor: multiplies the scale after `growth_interval` steps without overflow.
         backoff_factor: multiplies the scale after an overflow.
-        growth_interval: a number of optimizer steps.
+        growth_interval: the number of optimizer steps without overflow after which the scale grows.
         enabled: False computes in fp16 without loss scaling.
 
     Examples:
@@ -77,7 +77,7 @@ class Precision:
     """Computes in the script's dtypes, usually fp32; the base class of other precisions.
 
     Scripts can pass an instance of a subclass: `Accelerator(mixed_precision=MyPrecision())`. The
-    Accelerator calls `set_up` first.
+    Accelerator calls `set_up` before any other method.
     """
 
     name = "no"
@@ -85,14 +85,14 @@ class Precision:
     scaler: torch.amp.GradScaler | None = None  # adapts the loss scale
 
     def set_up(self: P, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> P:
-        """Use this precision on `device`, and return it."""
+        """Set up this precision for `device`, and return self."""
         self._device = device
         self._settings = settings
         return self
 
     @property
     def number_format(self) -> NumberFormat:
-        """The format that a device must support; by default looked up in `PRECISIONS`."""
+        """The format that a device must support; by default, it is looked up in `PRECISIONS`."""
         return PRECISIONS.get(self.name) or NumberFormat(self.name, "float32")
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
@@ -108,7 +108,7 @@ class Precision:
         loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def loss_scale(self) -> float:
-        """Return the factor by which gradients are scaled until `unscale`."""
+        """Return the factor by which gradients are scaled until `unscale` is called."""
         return 1.0
 
     def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
@@ -123,11 +123,11 @@ class Precision:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that changes in training: the loss scale in fp16."""
+        """Return the state that changes during training, which is the loss scale in fp16."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`, from a run with the same precision."""
+        """Restore a state that `state_dict` returned in a run with the same precision."""
 
     def gradients_dropped(self, optimizer: Optimizer) -> None:
         """Record that the gradients of `optimizer` were reset."""
@@ -155,7 +155,7 @@ def convert_to_fp32(tensor: Any) -> Any:
 class ConvertOutputsToFp32:
     """A forward function that converts its half-precision outputs to fp32.
 
-    It can be pickled and copied if `model_forward` can.
+    It can be pickled and copied if `model_forward` can be.
 
     Args:
         model_forward: any function; `convert_to_fp32` is applied to its result.
@@ -221,7 +221,7 @@ _AutocastArguments = tuple[str, torch.dtype, bool, bool | None]
 
 
 class _AutocastForward:
-    """An object, not a closure, so that a copied or unpickled model calls its own forward."""
+    """A callable object instead of a closure, so that a copied model calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any], arguments: _AutocastArguments) -> None:
         self.__wrapped__ = forward  # read by inspect.signature()
@@ -280,7 +280,7 @@ class Fp16(Bf16):
             raise UsageError(
                 "optimizer.step() got a closure, which fp16 loss scaling does not support",
                 where="mixed_precision 'fp16'",
-                fix="use mixed_precision bf16, or an optimizer without a closure",
+                fix="use mixed_precision='bf16', or an optimizer without a closure",
                 code=Code.UNSUPPORTED,
             )
         steps: list[bool] = []
@@ -302,12 +302,12 @@ class Fp16(Bf16):
             self._adapt_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._has_stepped:  # as the next backward pass would
+        if self._has_stepped:  # the next backward pass would do the same
             self._adapt_scale()
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # in place, because scripts hold references; drops its state of previous gradients
+        # in place, because scripts hold references; also drops the state of earlier gradients
         vars(self.scaler).update(vars(self._new_scaler()))
         self.scaler.load_state_dict(state)
         self._unscaled.clear()
@@ -320,7 +320,7 @@ class Fp16(Bf16):
 
 
 class PrecisionType(str, Enum):
-    """Accelerate's choices of `mixed_precision`; compares equal to its value.
+    """Accelerate's choices of `mixed_precision`; each member equals its string.
 
     Examples:
         >>> from headway.utils import PrecisionType
@@ -351,7 +351,7 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision for `device`; raise if unsupported, with the origin `where`."""
+    """Return the precision for `device`; raise an error that contains `where` if unsupported."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
     fits = other_precisions(kind.lacking)
@@ -360,7 +360,7 @@ def precision_for(
             f"mixed_precision is {name!r}, but the device is the {kind.label}, where {name} has no"
             " benefit",
             where=where,
-            fix=f"use {', '.join([*reversed(fits), 'or no'])}",
+            fix=f"use {' or '.join(map(repr, [*reversed(fits), 'no']))}",
             code=Code.UNSUPPORTED_HERE,
         )
     unsupported = kind.unsupported_on(device, name, precision.number_format)
@@ -368,7 +368,7 @@ def precision_for(
         raise MachineError(
             f"mixed_precision is {name!r}, but {unsupported.reason}",
             where=where,
-            fix=f"use {unsupported.instead}, or no",
+            fix=f"use {unsupported.instead!r} or 'no'",
             code=Code.UNSUPPORTED_HERE,
         )
     return precision.set_up(device, settings)

@@ -1,1 +1,1 @@
-"""Strategies for distributing a model over ranks. Only the runtime imports it."""
+"""Strategies for distributing a model over ranks. Only the runtime imports this package."""

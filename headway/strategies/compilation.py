@@ -84,7 +84,7 @@ class TorchDynamoPlugin(KwargsHandler):
         return self.backend is not DynamoBackend.NO
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a copy of all fields, with torch's name of the backend."""
+        """Return a copy of all fields, with torch's name for the backend."""
         found = super().to_dict()
         if isinstance(self.backend, DynamoBackend):
             found["backend"] = self.backend.value.lower()
@@ -111,10 +111,10 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
 
 
 def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin) -> bool:
-    """Compile blocks in place, sharing code between equal blocks; return whether there were any.
+    """Compile blocks in place, with shared code for equal blocks; return False if there are none.
 
     `Module.compile()` has no effect on torch's own classes, such as Linear, because dynamo skips
-    their frames; this sets the same private attribute instead.
+    their frames. Instead, this function sets the private attribute that `compile()` would set.
     """
     if not plugin.compiles or not blocks:
         return False
@@ -133,7 +133,7 @@ def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the original of a model compiled by `torch.compile`, or `model` itself."""
+    """Return the original model if `torch.compile` returned `model`; otherwise return `model`."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, torch.nn.Module) else model
 
@@ -181,7 +181,7 @@ def has_compiled_regions(module: torch.nn.Module) -> bool:
 
 
 def is_peft_model(model: torch.nn.Module) -> bool:
-    """Return whether `model` is a peft model, or a wrapper of a peft model.
+    """Return whether `model` is a peft model, or wraps one.
 
     Examples:
         >>> import torch
@@ -217,9 +217,10 @@ def extract_model_from_parallel(
     """Return the model inside DistributedDataParallel or DataParallel.
 
     Args:
-        keep_fp32_wrapper: keep the autocast wrapper of the forward pass, with outputs in fp32.
+        keep_fp32_wrapper: keep the wrapper that runs the forward pass under autocast and converts
+            its outputs to fp32.
         keep_torch_compile: keep the torch.compile wrapper.
-        recursive: unwrap every module with an attribute `module`, including submodules.
+        recursive: unwrap every module and submodule that has an attribute `module`.
 
     Examples:
         >>> import torch

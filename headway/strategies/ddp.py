@@ -2,10 +2,10 @@
 
 Hooks registered with `register_post_accumulate_grad_hook` measure how long a rank waits for the
 gradient all-reduce, from its last gradient to the end of the backward pass. At first, all
-parameters have a hook; after a few steps, only parameters whose gradient was the last of a step.
-Short steps are sampled, one every few milliseconds. All ranks must compute the same graph in each
-pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On a
-GPU the hooks run when a gradient is queued, and the clock records a device event.
+parameters have a hook; after a few steps, only those whose gradient was the last one in a step. If
+steps are short, one is measured every few milliseconds. All ranks must compute the same graph in
+each pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On
+a GPU, the hooks run when a gradient is queued, and the clock records a device event.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NUM_STEPS = 3  # steps with hooks on all parameters; DDP reorders its buckets a
 class DDP(Strategy):
     """Replicates the model, and averages gradients over the ranks during the backward pass.
 
-    Rank 0's weights are broadcast to the other ranks at the start.
+    When a model is prepared, rank 0's weights are broadcast to the other ranks.
     """
 
     name = "ddp"
@@ -118,7 +118,7 @@ class DDP(Strategy):
     def broadcasts_buffers(self, model: torch.nn.Module) -> bool:
         """Return whether rank 0's buffers are broadcast before the next forward pass of `model`.
 
-        DDP does not broadcast them after a forward pass without gradients or under `no_sync`.
+        DDP skips this broadcast after a forward pass without gradients or under `no_sync`.
         """
         model = uncompiled(model)
         if not isinstance(model, DistributedDataParallel):
@@ -167,15 +167,15 @@ def _prepare_exchange(model: DistributedDataParallel) -> None:
 
 
 def _fix_buckets(model: DistributedDataParallel) -> None:
-    """Keep DDP's gradient buckets the same in every step, also after a restart.
+    """Keep DDP's gradient buckets the same in every step, even after a restart.
 
-    After the first step of a process, DDP reorders the buckets by when gradients became ready, and
-    the position in a bucket determines the summation order over three or more ranks. A backward
-    pass with zero gradients makes them ready in DDP's initial order, which its first forward pass
-    then fixes.
+    After a process's first step, DDP sorts the buckets by the time at which gradients became ready.
+    With three or more ranks, a gradient's position in its bucket determines the order of summation.
+    A backward pass with zero gradients makes all gradients ready in DDP's initial order, so that
+    DDP keeps this order in its first forward pass.
 
     Relies on undocumented names in torch: `reducer`, `prepare_for_backward`, and parameters'
-    `_post_accumulate_grad_hooks`, which must not see zeros.
+    `_post_accumulate_grad_hooks`. Models with such hooks, which must not see zeros, are skipped.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     is_sparse = any(getattr(module, "sparse", False) for module in model.module.modules())
@@ -192,9 +192,9 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def _watch_frozen(model: DistributedDataParallel) -> None:
-    """Raise in forward passes if parameters that were frozen when DDP was created are trained.
+    """Raise UsageError in forward passes if a parameter frozen at DDP's creation is trained later.
 
-    DDP skips them, so each rank would train them with its own gradients.
+    DDP would not average this parameter's gradient, so ranks would train it differently.
     """
     named = model.module.named_parameters()
     if frozen := {name: p for name, p in named if not p.requires_grad}:
@@ -247,7 +247,7 @@ def time_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
 
 class _LastGradient:
-    """Finds the parameters whose gradients are ready last, and registers hooks in some steps."""
+    """Finds the parameters whose gradients are ready last; in some steps, hooks record this."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         self._trained = [p for p in model.module.parameters() if p.requires_grad]
@@ -275,7 +275,7 @@ class _LastGradient:
         self._last = number
 
     def _end_step(self) -> float:
-        """Return the clock time after which the next end of a step calls this."""
+        """Return the clock time after which the end of a step must call this again."""
         mark = self._progress.clock.mark
         last, self._last = self._last, None
         if last is None:

@@ -48,16 +48,16 @@ _NOT_OF_DDP = "comm_hook", "comm_wrapper", "comm_state_option", "compare_weights
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """Arguments for `torch.nn.parallel.DistributedDataParallel`; no effect with one rank.
+    """Arguments for `torch.nn.parallel.DistributedDataParallel`; they have no effect with one rank.
 
     Args:
-        dim: as in DistributedDataParallel; so are the next six arguments.
+        dim: see DistributedDataParallel, also for the next six arguments.
         comm_hook: how gradients are compressed for the all-reduce: fp16, bf16 or PowerSGD
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
-        comm_state_option: arguments for torch's PowerSGDState, with a PowerSGD hook only.
-        compare_weights: whether ranks compare the weights and learning rates of prepared objects,
-            after 1, 2, 4, ..., 1024 optimizer steps and every 1024 steps from then on, at
+        comm_state_option: arguments for torch's PowerSGDState; only for a PowerSGD hook.
+        compare_weights: whether ranks compare the weights and learning rates of prepared objects.
+            They do this after 1, 2, 4, ..., 1024 optimizer steps, then every 1024 steps, at
             checkpoints, and in `end_training()`.
 
     Raises:
@@ -96,12 +96,12 @@ class DistributedDataParallelKwargs(KwargsHandler):
             raise UsageError(
                 f"comm_state_option is for PowerSGD, but comm_hook is {self.comm_hook}",
                 where=_CALL,
-                fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD, or no comm_state_option",
+                fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD, or omit comm_state_option",
                 code=Code.CONTRADICTION,
             )
 
     def to_dict(self, ignore_keys: tuple[str, ...] = _NOT_OF_DDP) -> dict[str, Any]:
-        """Return a copy of all fields except `ignore_keys`: by default, DDP's own arguments."""
+        """Return a copy of all fields except `ignore_keys`; by default, DDP's arguments remain."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
@@ -138,7 +138,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
             raise MachineError(
                 f"torch does not support comm_hook {self.comm_hook} on this machine: {error}",
                 where=_CALL,
-                fix="pass comm_hook=DDPCommunicationHookType.FP16, or none",
+                fix="pass comm_hook=DDPCommunicationHookType.FP16, or omit comm_hook",
                 code=Code.UNSUPPORTED_HERE,
             ) from error
 

@@ -44,7 +44,7 @@ PREPARE = "the script's prepare(...)"
 
 
 class FSDP(Strategy):
-    """Shards parameters, gradients and optimizer states, and all-gathers each unit when it is used.
+    """Shards parameters, gradients and optimizer states, and all-gathers units as they are used.
 
     Every rank reads its own part of each batch. Gradients are reduce-scattered in each backward
     pass, so accumulated gradients are sharded as well.
@@ -107,7 +107,7 @@ class FSDP(Strategy):
         self._register_hooks(model)
 
     def _register_hooks(self, model: torch.nn.Module) -> None:
-        """Support first calls under inference_mode(), `forward_methods` and buffer broadcasts."""
+        """Register hooks for inference_mode(), for `forward_methods` and for buffer broadcasts."""
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         model.register_forward_pre_hook(partial(_allocate_buffers, units), prepend=True)
         names = dict.fromkeys(("generate", *self._settings.forward_methods))
@@ -221,7 +221,7 @@ class FSDP(Strategy):
 
 
 class HSDP(FSDP):
-    """FSDP within groups of `shard_size` adjacent ranks, replicated across groups."""
+    """Shards models within groups of `shard_size` adjacent ranks; each group has a replica."""
 
     name = "hsdp"
 
@@ -275,7 +275,7 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
                 f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
                 " unit, which cannot be sharded together",
                 where=PREPARE,
-                fix="convert the model to a single dtype (mixed_precision sets that of the"
+                fix="convert the model to a single dtype (mixed_precision sets the dtype of the"
                 " computation), name units with a single dtype in wrap, or use strategy ddp",
                 code=Code.SHARDING,
             )
@@ -288,7 +288,7 @@ def _unsharded_modules(unit: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _allocate_buffers(units: list[Any], *_: Any) -> None:
-    """Allocate FSDP's buffers before a first inference_mode() pass, so that they are trainable."""
+    """If the first pass runs in inference_mode(), allocate FSDP's buffers outside this mode."""
     if units and torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             while units:
@@ -319,9 +319,9 @@ def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
 
 def _refuse_state_dict(*_: Any) -> NoReturn:
     raise UsageError(
-        "state_dict() of a sharded model was called in accelerator.unsharded(...)",
+        "state_dict() of a sharded model was called inside accelerator.unsharded(...)",
         where="the script's state_dict()",
-        fix="call accelerator.get_state_dict(model) on every rank, outside of unsharded()",
+        fix="call accelerator.get_state_dict(model) on every rank, outside unsharded()",
         code=Code.SHARDING,
     )
 
@@ -339,7 +339,7 @@ def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _call_gathered(
     model: Any, units: list[Any], method: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a method, keeping the model's gathered weights until it returns.
+    """Call a method, and keep the model's gathered weights until the method returns.
 
     torch's own wrapper frees them after each inner `forward()`, although the method needs them.
     """
@@ -353,7 +353,7 @@ def _call_gathered(
 
 
 def _gathered_item(_: object, args: tuple[object, ...], __: object) -> Any:
-    """Return the value of a single-element DTensor, gathered from all ranks if sharded."""
+    """Return the value of a single-element DTensor, which is gathered from all ranks if sharded."""
     tensor: Any = args[0]
     if all(placement.is_replicate() for placement in tensor.placements):
         return tensor.to_local().item()
@@ -420,9 +420,9 @@ def _successor_with_state(old: torch.Tensor, state: Any) -> torch.Tensor:
 
 
 def sharded_as(parameter: torch.Tensor, value: Any) -> Any:
-    """Return `value` sharded like `parameter`, if it is an unsharded tensor of the same shape.
+    """If `value` is an unsharded tensor of the same shape, return it sharded like `parameter`.
 
-    Every rank slices its own `value`, without communication.
+    Every rank slices its own `value`, without communication. Other values are returned unchanged.
     """
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor):
         return value

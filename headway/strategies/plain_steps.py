@@ -1,4 +1,4 @@
-"""Counts the steps of scripts without an Accelerator, by a global optimizer hook.
+"""Counts the steps of scripts without an Accelerator, with a global optimizer hook.
 
 In ranks, this module is imported right after torch.
 """
@@ -30,7 +30,7 @@ class PlainSteps:
         self._have_stepped: set[int] = set()  # ids of optimizers, since the last step ended
 
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Record the end of an optimizer's step; compiled optimizers are not counted."""
+        """Record that an optimizer has stepped; compiled optimizers are not counted."""
         progress = self._progress
         if torch.compiler.is_compiling() or progress.feature_use.accelerator:
             return

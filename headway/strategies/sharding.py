@@ -37,21 +37,22 @@ _REFUSED = {
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """Sharding settings for `Accelerator(fsdp_plugin=...)`; no effect with one rank.
+    """Sharding settings for `Accelerator(fsdp_plugin=...)`; they have no effect with one rank.
 
-    Equivalent to the settings strategy, wrap, activation_checkpointing and cpu_offload.
+    They are equivalent to the settings strategy, wrap, activation_checkpointing and cpu_offload.
 
     Args:
-        fsdp_version: 1 or 2; both use `torch.distributed.fsdp.fully_shard` (2).
+        fsdp_version: 1 or 2; with both, `torch.distributed.fsdp.fully_shard` (FSDP2) is used.
         sharding_strategy: `FULL_SHARD` (fsdp), `HYBRID_SHARD` (hsdp) or `NO_SHARD` (ddp).
-        reshard_after_forward: True; units are always resharded after their forward pass.
+        reshard_after_forward: must be True; units are always resharded after their forward pass.
         auto_wrap_policy: `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`, configured by the next two
             arguments; None and `NO_WRAP` use the model's repeated blocks.
         transformer_cls_names_to_wrap: class names of the units; None detects them.
         min_num_params: the minimum number of parameters per unit.
         cpu_offload: keep sharded parameters, gradients and optimizer states on the CPU.
         activation_checkpointing: recompute the activations of units in the backward pass.
-        state_dict_type: no effect: checkpoints are sharded, `get_state_dict` returns full states.
+        state_dict_type: no effect; checkpoints are always sharded, and `get_state_dict` always
+            returns full state dicts.
         cpu_ram_efficient_loading: no effect; see `Accelerator.empty_init`.
         mixed_precision_policy: unsupported, like all arguments after it.
 

@@ -36,7 +36,7 @@ class Strategy:
     """The strategy for one rank, and the base class of other strategies.
 
     Scripts can pass an instance of a custom subclass: `Accelerator(strategy=MyStrategy())`. The
-    Accelerator calls `set_up` first, in which subclasses for several ranks set `data_rank` and
+    Accelerator first calls `set_up`, in which subclasses for several ranks set `data_rank` and
     `data_size`.
     """
 
@@ -47,7 +47,7 @@ class Strategy:
     has_copies = False  # whether ranks compare their replicas of each parameter
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
-        """Prepare for models that are distributed over the ranks of `world`."""
+        """Set up this strategy, which distributes models over the ranks of `world`."""
         self._world = world
         self._settings = settings
 
@@ -61,7 +61,8 @@ class Strategy:
     ) -> torch.nn.Module:
         """Apply `precision` and compilation to `model`, and distribute it over the ranks.
 
-        If `device` is None, weights are not moved. `trains`: synchronize gradients.
+        If `device` is None, weights are not moved. If `trains` is False, the model is not
+        distributed.
         """
         if trains and self._settings.activation_checkpointing:
             checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
@@ -75,8 +76,8 @@ class Strategy:
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Replace the parameters of `optimizer` that `prepare_model` has replaced in models.
 
-        Called for all optimizers after all models of a `prepare()` call. A no-op if models keep
-        their parameters, as here and in DDP.
+        `prepare()` calls this for all optimizers once all models are prepared. It is a no-op if
+        models keep their parameters, as in this class and in DDP.
         """
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -88,7 +89,7 @@ class Strategy:
         return self.no_sync(model)
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass synchronizes gradients inside `no_sync`."""
+        """Return a context in which a backward pass synchronizes gradients even in `no_sync`."""
         return NULL_CTX
 
     def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
@@ -129,15 +130,15 @@ class Strategy:
             return model.state_dict()
 
     def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return this rank's state dict of `model`, with DTensors if it is sharded."""
+        """Return this rank's state dict of `model`, with DTensors if the model is sharded."""
         return self.state_dict(model)
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return `own_state_dict`, with tied tensors under at least one of their names."""
+        """Return `own_state_dict`, in which tied tensors may have only one of their names."""
         return self.own_state_dict(model)
 
     def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the full tensor of a state dict's entry; every rank must call this."""
+        """Return the full tensor for an entry of a state dict; every rank must call this."""
         return tensor
 
     def empty_init(self) -> AbstractContextManager[Any]:
@@ -152,7 +153,7 @@ class Strategy:
 class ForwardMethods:
     """Wraps methods of a distributed model so that they run like its `forward()`.
 
-    Methods and `forward()` may call each other: only the outermost call is wrapped.
+    Methods and `forward()` may call each other, because only the outermost call is wrapped.
     """
 
     def __init__(self, model: Any) -> None:

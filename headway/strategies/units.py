@@ -1,4 +1,4 @@
-"""Selection of a model's units, which are sharded, gathered or checkpointed together."""
+"""Selects a model's units, each of which is sharded, gathered or checkpointed as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def units_of(model: Module, wrap: str = "auto") -> list[Module]:
     A module that shares a parameter with a module outside of it is not a unit.
 
     Args:
-        wrap: `auto` for blocks of the same class repeated in a ModuleList or Sequential;
+        wrap: `auto` for blocks whose class is repeated in a ModuleList or Sequential;
             comma-separated class names; or the minimum number of parameters of a unit.
 
     Raises:
@@ -52,7 +52,7 @@ def _outside(model: Module, unit: Module) -> Iterator[torch.nn.Parameter]:
 
 
 def _repeated(model: Module) -> Iterator[Module]:
-    """Yield the outermost modules with parameters and a class that is repeated in their list."""
+    """Yield the outermost modules that have parameters and whose class is repeated in a list."""
     members = list(model.children())
     counts = Counter(type(member) for member in members) if isinstance(model, _LISTS) else Counter()
     for member in members:
@@ -90,7 +90,7 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
 
 
 def _of_size(model: Module, minimum: int) -> set[Module]:
-    """Return the innermost modules with at least `minimum` parameters, excluding inner units."""
+    """Return the innermost modules with at least `minimum` parameters outside of inner units."""
     chosen: set[Module] = set()
 
     def visit(module: Module) -> int:
@@ -113,7 +113,7 @@ def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
 
 
 class _CheckpointedForward:
-    """An object, not a closure, so that a copied or unpickled block calls its own forward."""
+    """A callable object instead of a closure, so that a copied block calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.__wrapped__ = forward  # read by inspect.signature()

@@ -1,4 +1,4 @@
-"""Broadcasting of rank 0's weights, unit by unit, and models created without data."""
+"""Broadcasts rank 0's weights unit by unit, and creates models on the meta device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ModelWeights:
 
     @torch.no_grad()
     def fill(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Move the modules' tensors to the device, with rank 0's values; a collective call."""
+        """Move the modules' tensors to the device, and copy rank 0's values; a collective call."""
         owned = [*parameters_of(modules), *buffers_of(modules)]
         placed = {id(entry.tensor): self._placed(entry) for entry in owned}
         for entry in owned:
@@ -127,12 +127,12 @@ class ModelWeights:
 
 
 def _require_same_everywhere(tensors: list[str]) -> None:
-    """Raise on all ranks unless they have the same tensors; otherwise collectives would hang."""
+    """Raise UsageError on all ranks if their tensors differ, because collectives would hang."""
     if len({*gather_object([crc32("\n".join(tensors).encode())])}) == 1:
         return
     everywhere: list[list[str]] = gather_object([tensors])
     other = next(rank for rank, facts in enumerate(everywhere) if facts != everywhere[0])
-    pairs = zip_longest(everywhere[0], everywhere[other], fillvalue="no more")
+    pairs = zip_longest(everywhere[0], everywhere[other], fillvalue="no further tensor")
     ours, theirs = next((ours, two) for ours, two in pairs if ours != two)
     raise UsageError(
         f"the model differs between ranks: rank 0 has {ours}, but rank {other} has {theirs}",
@@ -146,7 +146,7 @@ def _require_same_everywhere(tensors: list[str]) -> None:
 def parameters_without_data() -> Iterator[None]:
     """Create parameters on the meta device inside the context.
 
-    Buffers are created as usual: most are computed, and could not be recomputed later.
+    Buffers are created as usual, because most are computed and could not be recomputed later.
     """
     register = torch.nn.Module.register_parameter
 

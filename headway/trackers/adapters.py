@@ -1,6 +1,6 @@
 """Adapters for TensorBoard, Weights & Biases, Trackio and MLflow.
 
-WANDB_MODE=offline works without a network; MLFLOW_TRACKING_URI sets the location of MLflow's runs.
+With WANDB_MODE=offline, wandb needs no network. MLFLOW_TRACKING_URI sets where MLflow stores runs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class TensorBoardTracker(GeneralTracker):
             elif isinstance(value, dict):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
-                _note_skipped(self, name, value, "; use get_tracker('tensorboard').writer for it")
+                hint = "; to log it, use get_tracker('tensorboard').writer"
+                _note_skipped(self, name, value, hint)
         self.writer.flush()
 
     @on_main_process
@@ -97,7 +98,7 @@ def _note_skipped(tracker: GeneralTracker, name: str, value: object, why: str) -
 
 
 class PackageRunTracker(GeneralTracker):
-    """Base class of trackers for packages whose runs have wandb's `config`, `log` and `finish`.
+    """Base class for packages whose runs have `config`, `log` and `finish`, as in wandb.
 
     Args:
         run_name: the name of the project in the package.
@@ -193,7 +194,7 @@ class MLflowTracker(PackageRunTracker):
 
     Args:
         run_name: the MLflow experiment, which is created if it does not exist.
-        kwargs: passed to `mlflow.start_run`: `run_name`, `run_id`, `tags`, `description`, ...
+        kwargs: passed to `mlflow.start_run`, such as `run_name`, `run_id`, `tags`, `description`.
     """
 
     name = "mlflow"
@@ -215,7 +216,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Log parameters as strings; values too long for MLflow are skipped with a note."""
+        """Log parameters as strings; values that are too long are skipped, and a note is logged."""
         from mlflow.utils import validation
 
         longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
@@ -234,7 +235,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers; other values are skipped. Names of nested values are joined by "/".
+        """Log numbers; other values are skipped. Names of nested values are joined with "/".
 
         Args:
             values: numbers by name.

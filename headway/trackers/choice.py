@@ -1,4 +1,4 @@
-"""Resolve `log_with` to tracker classes, and check whether their packages are installed."""
+"""Resolves `log_with` to tracker classes, and checks whether their packages are installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ CALL = "the script's Accelerator(log_with=...)"
 class LoggerType(str, Enum):
     """The names accepted by `log_with`; each member equals its string.
 
-    AIM, CLEARML, COMETML, DVCLIVE and SWANLAB are rejected: Headway has no adapter for them.
+    AIM, CLEARML, COMETML, DVCLIVE and SWANLAB are rejected, because Headway does not have adapters
+    for these packages.
 
     Examples:
         >>> from headway import Accelerator
@@ -52,14 +53,14 @@ class LoggerType(str, Enum):
 
 _OWN = (JsonlTracker, TensorBoardTracker, WandBTracker, TrackioTracker, MLflowTracker)
 LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
-"""Tracker classes by the names in `log_with`: Headway's and registered classes."""
+"""Headway's tracker classes and registered classes, by the names that `log_with` accepts."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Register a tracker class for `log_with`, replacing any class with the same name.
 
-    The class is constructed with the project name, the logging directory if required, and its
-    `init_kwargs`. Replacing a class issues a UserWarning.
+    The Accelerator calls the class with the project name, the logging directory if required, and
+    the tracker's `init_kwargs`. Replacing a class issues a UserWarning.
 
     Args:
         tracker_class: a subclass of GeneralTracker.
@@ -162,7 +163,7 @@ def _unknown(wanted: Any) -> UsageError:
 
 
 def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
-    """Raise UsageError for unknown tracker names; known trackers need not be in use."""
+    """Raise UsageError for unknown tracker names; trackers that are not in use are accepted."""
     known = [*own, *LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
@@ -206,7 +207,7 @@ def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
         raise UsageError(
             f"log_with={kind.name!r} needs a folder for its files",
             where=CALL,
-            fix='pass project_dir, such as Accelerator(log_with=..., project_dir="runs")',
+            fix='pass project_dir, for example Accelerator(log_with=..., project_dir="runs")',
             code=Code.NO_FOLDER,
         )
     return [folder]

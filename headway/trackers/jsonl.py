@@ -1,4 +1,4 @@
-"""The built-in tracker: a file per run, with a line per call to `log`."""
+"""The built-in tracker, which writes a file per run, with a line per call to `log`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class JsonlTracker(GeneralTracker):
     Args:
         run_name: the project name.
         logging_dir: the parent folder of all projects.
-        run_id: append to the file with this name (without suffix); if it does not exist, start a
-            new run.
+        run_id: append to the file with this name (without its suffix); if there is no such file,
+            start a new run.
 
     Examples:
         >>> from headway.tracking import JsonlTracker
@@ -49,7 +49,8 @@ class JsonlTracker(GeneralTracker):
         own = os.path.relpath(os.path.join(logging_dir, run_name), logging_dir)
         if Path(own).parts[:1] == (os.pardir,):
             raise UsageError(
-                f"invalid value {run_name!r} for project_name: not in {os.fspath(logging_dir)!r}",
+                f"invalid value {run_name!r} for project_name: the folder would not be inside"
+                f" {os.fspath(logging_dir)!r}",
                 where="the script's init_trackers(...)",
                 fix="pass a name without '..', and set Accelerator(project_dir=...)",
                 code=Code.BAD_ARGUMENT,
@@ -111,18 +112,18 @@ class JsonlTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write hyperparameters, which may be nested; non-JSON values become strings."""
+        """Write hyperparameters, which may be nested; values unsupported by JSON become strings."""
         self._write({"time": _now(), "config": python_numbers(values)})
 
     @checked
     def log(  # type: ignore[override]  # no further keywords
         self, values: dict[str, Any], step: float | None = None
     ) -> None:
-        """Write a line; nested names are joined by "/", and one-element tensors become numbers.
+        """Write a line; nested names are joined with "/", and one-element tensors become numbers.
 
         Args:
             values: numbers and strings by name; arrays of at most 1000 elements become lists.
-            step: the training step; None is read as the previous step plus 1.
+            step: the training step; None means the previous step plus 1.
         """
         if self._file is not None:  # other ranks have no file
             self._write({"step": step, "time": _now(), "values": flat_numbers(values)})
@@ -154,7 +155,7 @@ class JsonlTracker(GeneralTracker):
 
 
 def _create(folder: Path) -> IO[bytes]:
-    """Create the file of a new run; a process may start several runs within a second."""
+    """Create the file of a new run; if a run has started within the same second, add a number."""
     name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
     while True:
         extra = "" if number == 1 else f"-{number}"

@@ -1,4 +1,4 @@
-"""`ProjectConfiguration`: folders of checkpoints and trackers."""
+"""`ProjectConfiguration`, which sets the folders of checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ProjectConfiguration:
         project_dir: the project folder; checkpoints with generated names are in its subfolder
             `checkpoints`.
         logging_dir: the folder for the trackers' files; None uses `project_dir`.
-        automatic_checkpoint_naming: `save_state()` writes `checkpoints/checkpoint_0`,
-            `checkpoint_1`, ..., and `load_state()` without a path loads the newest.
+        automatic_checkpoint_naming: if True, `save_state()` writes `checkpoints/checkpoint_0`,
+            `checkpoint_1`, ..., and `load_state()` without a path loads the newest checkpoint.
         total_limit: number of checkpoints to keep; a complete new one replaces the oldest.
         iteration: the number of the next checkpoint.
-        save_on_each_node: unsupported: a checkpoint is a single folder shared by all machines.
+        save_on_each_node: unsupported, because all machines share one folder per checkpoint.
 
     Raises:
-        UsageError: `save_on_each_node=True`, `total_limit` is not an integer of at least 1, or a
+        UsageError: `save_on_each_node` is True, `total_limit` is not an integer of at least 1, or a
             value has the wrong type.
 
     Examples:

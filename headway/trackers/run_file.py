@@ -2,8 +2,8 @@
 
 Each line is a JSON object. The first is {"headway_run": 1, "project", "time", "config"}; the others
 are {"step", "time", "values"} for a call to `log`, {"time", "config"} for a later configuration,
-or {"time", "resumed"}: the run resumed from a checkpoint, and the lines that follow replace earlier
-lines for the same or later steps.
+or {"time", "resumed"} when the run resumes from a checkpoint. The lines that follow a "resumed"
+line replace earlier lines for the same or later steps.
 Times are seconds since 1970. NaN and infinities are written as in protobuf's JSON mapping
 (https://protobuf.dev/programming-guides/json/): "NaN", "Infinity", "-Infinity".
 """
@@ -27,7 +27,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def line_of(fields: dict[str, Any]) -> bytes:
-    """Encode `fields` as a line; non-JSON values become strings."""
+    """Encode `fields` as a line; values that JSON does not support become strings."""
     try:
         text = _encode(fields)
     except (ValueError, TypeError):  # a non-finite number, or a key that is not a string
@@ -59,7 +59,7 @@ def _writable(value: Any) -> Any:
 
 
 class MetricSeries(NamedTuple):
-    """A metric of a run: its values, which may be NaN or infinite, with their steps."""
+    """A metric in a run: its steps, and its values, which may be NaN or infinite."""
 
     steps: list[float]
     values: list[float]
@@ -77,7 +77,7 @@ def read_metrics(path: Path) -> dict[str, MetricSeries]:
     """Return the metrics of a run by name, in the order of their first values.
 
     The run may still be writing to the file; partial lines are skipped. A call to `log` without a
-    step has the previous call's step plus 1.
+    step gets the previous call's step plus 1.
     """
     try:
         head, *lines = map(_object_in, path.read_bytes().split(b"\n"))

@@ -13,7 +13,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_main_process(function: Method) -> Method:
-    """Decorate a tracker method to run only on rank 0 if the tracker is `main_process_only`.
+    """Make a tracker method run on rank 0 only, if the tracker sets `main_process_only`.
 
     Examples:
         >>> from headway.tracking import GeneralTracker, on_main_process
@@ -44,14 +44,14 @@ class GeneralTracker:
 
     Attributes:
         name: the name for `get_tracker`.
-        requires_logging_directory: whether the constructor takes `project_dir` after the project
-            name. The Accelerator constructs only registered classes.
-        default_logging_directory: the folder used without a `project_dir`; None raises UsageError
-            if a folder is required.
+        requires_logging_directory: whether the constructor takes the logging directory after the
+            project name. The Accelerator calls the constructors of registered classes only.
+        default_logging_directory: the folder used if the Accelerator has no `project_dir`. If it is
+            None, `project_dir` is required.
         packages: modules, at least one of which must be installed to select the tracker by name.
-        main_process_only: whether only rank 0 calls the tracker, instead of every rank.
+        main_process_only: whether only rank 0 calls the tracker; otherwise, every rank calls it.
         tracker: the wrapped object, such as the run of another package.
-        run_id: identifies the run, so that another process can continue it; None if unsupported.
+        run_id: an ID with which another process can continue the run; None if unsupported.
 
     Examples:
         >>> from headway.trackers.tracker import GeneralTracker
@@ -94,14 +94,14 @@ class GeneralTracker:
 
     @classmethod
     def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
-        """Return the constructor's keyword arguments to continue the run with this `run_id`."""
+        """Return the keyword arguments with which the constructor continues the run `run_id`."""
         return {}
 
     def start(self) -> None:
         """Start the run; called by `Accelerator.init_trackers`."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the run's hyperparameters; called by `Accelerator.init_trackers` if given."""
+        """Store the run's hyperparameters; called if `Accelerator.init_trackers` gets a config."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log `values` to the run.
@@ -109,7 +109,7 @@ class GeneralTracker:
         Args:
             values: numbers and strings by name.
             step: the training step.
-            kwargs: the `log_kwargs` of `Accelerator.log` for this tracker.
+            kwargs: the entries for this tracker in the `log_kwargs` of `Accelerator.log`.
         """
 
     def finish(self) -> None:
@@ -121,7 +121,7 @@ class GeneralTracker:
 
 
 class NoTracker(GeneralTracker):
-    """Falsy null object for a missing tracker: attributes, calls and items have no effect."""
+    """A falsy object in place of a missing tracker; its attributes and calls have no effect."""
 
     name = ""
     requires_logging_directory = False
@@ -149,7 +149,7 @@ class NoTracker(GeneralTracker):
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten `values` with names joined by "/", and convert them as `python_numbers` does.
+    """Flatten `values`, joining nested names with "/", and convert numbers like `python_numbers`.
 
     {"train": {"loss": tensor(1.)}} becomes {"train/loss": 1.0}.
     """
@@ -164,7 +164,7 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def python_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert one-element tensors and arrays to Python numbers, also in nested mappings."""
+    """Convert one-element tensors and arrays, including nested ones, to Python numbers."""
     return {name: _python_number(value) for name, value in values.items()}
 
 

@@ -27,11 +27,11 @@ unreachable network costs at most a tenth of the training time."""
 
 
 class _Member:
-    """A tracker of a run, with the record of its failures.
+    """A tracker of a run, and a record of its failures.
 
-    Until `log` has succeeded once, errors are raised, because the setup is wrong. Later errors
-    (a full disk, a network) are logged, and training continues; the tracker is retried, and
-    the number of missed calls is logged at the end.
+    Until `log` has succeeded once, errors are raised, because they indicate a wrong setup. Later
+    errors, such as a full disk or a network failure, are logged, and training continues. The
+    tracker is retried, and the number of missed calls is logged at the end.
     """
 
     def __init__(self, tracker: GeneralTracker) -> None:
@@ -89,10 +89,10 @@ RUNS_FILE = "trackers.json"
 
 
 class Tracking:
-    """The trackers of a run; by default only rank 0 calls them.
+    """The trackers of a run; by default, only rank 0 calls them.
 
-    `log_with` contains the requested trackers: names, and the script's instances. `trackers` are
-    the trackers of the active run; ranks other than 0 omit trackers with `main_process_only`.
+    `log_with` contains the requested trackers, as names or as the script's instances. `trackers`
+    contains the active run's trackers; ranks other than 0 omit those with `main_process_only`.
     """
 
     def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:
@@ -154,7 +154,7 @@ class Tracking:
             where="the script's get_tracker(...)",
             fix="call init_trackers(...) first"
             if name in names
-            else f"use a tracker of log_with: {', '.join(names)}",
+            else f"use a tracker that log_with contains: {', '.join(names)}",
             code=Code.TRACKER,
         )
 
@@ -182,7 +182,7 @@ class Tracking:
         for name in run_ids.keys() & own.keys():
             if own[name] != run_ids[name]:
                 log(
-                    f"{name} started a new run, not the run of the checkpoint; call"
+                    f"{name} started a new run instead of continuing the checkpoint's run; call"
                     " accelerator.resume() before init_trackers()"
                 )
 

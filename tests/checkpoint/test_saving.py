@@ -299,6 +299,6 @@ def test_a_folder_whose_place_no_checkpoint_can_take_is_refused(
 ) -> None:
     before = sorted(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="has no name"):
+    with pytest.raises(CheckpointError, match="must end with a folder name"):
         save(Path(name))
     assert sorted(tmp_path.iterdir()) == before

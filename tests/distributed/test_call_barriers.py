@@ -212,7 +212,9 @@ elif len(sys.argv) > 1:
 
 def test_a_rank_that_has_left_the_script_is_named() -> None:
     done = launch("-q", "--cpu", "--num-processes", "3", script(LEAVING), code=2)
-    assert re.search(r"rank 0 waits in save_state\(\.\.\.\), but rank [12] has left", done.stderr)
+    assert re.search(
+        r"rank 0 is waiting in save_state\(\.\.\.\), but rank [12] has left", done.stderr
+    )
     assert not Path("ended").exists()
 
 
@@ -238,5 +240,5 @@ accelerator.wait_for_everyone()
 
 def test_a_rank_that_exits_without_a_word_and_a_child_of_a_rank_are_named() -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(EXITING), code=2)
-    assert "rank 0 waits in wait_for_everyone(), but rank 1 has left" in done.stderr
+    assert "rank 0 is waiting in wait_for_everyone(), but rank 1 has left" in done.stderr
     assert re.search(r"rank 0 is process \d+, but process \d+ has the same RANK", done.stdout)

@@ -70,7 +70,7 @@ def save_together() -> None:
     local = Path(f"disk_of_rank_{RANK}")  # as on machines that share no disk
     with pytest.raises(CheckpointError, match="a rank cannot see the folder"):
         save(local / "a", 7, lambda _: Contents({}, {}))
-    with pytest.raises(CheckpointError, match="was replaced while it was loaded"):
+    with pytest.raises(CheckpointError, match="was replaced while it was being loaded"):
         load_checkpoint(Path(f"other{RANK}"))
 
     def leave(folder: Path) -> Contents:

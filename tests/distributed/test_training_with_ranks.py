@@ -368,7 +368,7 @@ train()
 def test_out_of_memory_on_a_rank_for_which_others_wait_in_a_collective_ends_the_run() -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(OUT_OF_MEMORY_ALONE), timeout_s=60)
     assert done.returncode == 2, done.stderr
-    assert "OutOfMemory: memory ran out on this rank alone: rank 1 waits in" in done.stderr
+    assert "OutOfMemory: memory ran out on this rank alone: rank 1 is waiting in" in done.stderr
     assert "smaller starting_batch_size" in done.stderr
 
 

@@ -89,7 +89,7 @@ def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_
     signal.raise_signal(number)
     signals.release()
     said = f"{number.name}: saving and stopping after this step{condition}"
-    again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+    again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
     assert f"{said}{again}\n" in capfd.readouterr().err
 
 
