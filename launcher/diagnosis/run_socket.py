@@ -1,8 +1,8 @@
 """The socket on which a launcher answers the same user's `headway stack` and `headway top`.
 
-On Linux, its address is in the abstract namespace: it needs no folder, no file can replace it, and
-the kernel removes it when the launcher exits. Both ends verify the user of their peer. On other
-systems, the socket is a file in a folder that only its owner can access.
+On Linux, the socket's address is in the abstract namespace: it needs no folder, no file can replace
+it, and the kernel removes it when the launcher exits. Both ends verify the user of their peer. On
+other systems, the socket is a file in a folder that only this user can access.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ActiveRun(NamedTuple):
 
 
 class RunSocket:
-    """Answers requests in order in a dedicated thread until `close`."""
+    """Answers requests in a dedicated thread, one after another, until `close` is called."""
 
     def __init__(self, run: ActiveRun) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
@@ -119,7 +119,7 @@ def _run_at(address: str) -> ActiveRun | None:
 
 
 def _suspended_run(pid: int) -> ActiveRun | None:
-    """Return the run of a launcher that does not answer if it is suspended, else None."""
+    """Return the run of an unresponsive launcher if the launcher is suspended, otherwise None."""
     if not read_state(pid).is_stopped:
         return None
     return ActiveRun(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
@@ -130,7 +130,7 @@ class _NoAnswer(Exception):
 
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
-    """Return a launcher's report on its ranks; None if it has exited; raises TimeoutError."""
+    """Return a launcher's report on its ranks; None if it has exited. Raises TimeoutError."""
     for address in _list_addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
@@ -157,7 +157,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
 def _send_request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
-    """Return the run and answer of the launcher at `address`; no run if another user owns it."""
+    """Return the run and answer of the launcher at `address`; None and {} without an answer."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
         try:

@@ -44,7 +44,7 @@ Stack = tuple[Frame, ...]
 
 
 def user_frame(stack: Stack) -> Frame | None:
-    """Return the most recent call outside of libraries, or else the most recent call."""
+    """Return the most recent call outside of libraries; if there is none, the most recent call."""
     users = [frame for frame in stack if not _is_in_library(frame.file)]
     return users[-1] if users else stack[-1] if stack else None
 
@@ -55,7 +55,7 @@ def _is_in_library(file: str) -> bool:
 
 
 def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
-    """Return the stacks without the launcher's threads and without its calls before the script."""
+    """Remove the stacks of the launcher's threads, and the launcher's calls before the script."""
     users = [
         tuple(dropwhile(_is_before_script, stack))
         for stack in stacks
@@ -74,7 +74,7 @@ def is_joining_threads(stacks: Sequence[Stack]) -> bool:
 def describe_crash(lines: Sequence[str]) -> list[str]:
     """Return the crashed thread's stack if faulthandler wrote it at the end of `lines`.
 
-    faulthandler writes the most recent call first.
+    The order is reversed, because faulthandler writes the most recent call first.
     """
     _, _, report = "\n".join(lines).rpartition(FATAL_ERROR)
     _, found, calls = report.rpartition(CRASHED_THREAD)[2].partition(STACK_HEADER)

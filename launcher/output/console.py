@@ -23,10 +23,11 @@ _NEVER = float("inf")
 
 
 class Console:
-    """The launcher's stdout and stderr, shared by all ranks; used by one thread after `begin`.
+    """The launcher's stdout and stderr, which all ranks share.
 
-    With `ranks`, only these ranks are shown. With `is_raw`, all bytes are forwarded unchanged.
-    `is_ansi` means that the terminal supports ANSI cursor movements.
+    After `begin`, only one thread may use the console. If `ranks` is set, only these ranks are
+    shown. If `is_raw` is set, all bytes are forwarded unchanged. `is_ansi` means that the terminal
+    supports ANSI cursor movements.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Console:
         sink.show((rank, target), text, prefix, is_new=is_new)
 
     def discard_unread(self, timeout_s: float) -> None:
-        """Discard the output for streams that failed or accepted no data for `timeout_s`."""
+        """Discard the output for streams that failed or have accepted no data for `timeout_s`."""
         for sink in {*self._sinks.values()} - self._lost:
             if sink.error is not None:
                 self._drop(sink)
@@ -136,7 +137,7 @@ class Console:
         return min((since + timeout_s - now for since in times if since), default=_NEVER)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for all writes; discard the output if no data is accepted for `timeout_s`."""
+        """Wait for all writes; discard output for streams that accept no data for `timeout_s`."""
         self.show_footer("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
@@ -167,7 +168,7 @@ class Console:
         return " and ".join(_NAMES[target] for target, s in self._sinks.items() if s is sink)
 
     def _drop(self, sink: Sink) -> None:
-        """Redirect a failed stream so that Python can flush it: stderr goes to a usable stdout."""
+        """Redirect a failed stream so that Python can flush it; stderr may go to stdout."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
         for target, other in self._sinks.items():
@@ -189,8 +190,8 @@ class Console:
 class StatusLine:
     """Shows the run's status in one line: the text that `describe` returns, unless it is empty.
 
-    On a terminal, it is a footer from the tenth second on. Elsewhere, it is printed once per
-    minute. Only the thread that reads the ranks' output uses this class.
+    On a terminal, the line is a footer that appears after ten seconds. Elsewhere, the line is
+    printed once per minute. Only the thread that reads the ranks' output uses this class.
     """
 
     def __init__(self, console: Console, describe: Callable[[], str]) -> None:

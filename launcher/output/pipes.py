@@ -1,9 +1,9 @@
 """Reads the ranks' output from pipes, stores it in logs and tails, and shows it on the console.
 
 One thread waits for all pipes, without polling. It never blocks on the launcher's output, which
-`sinks.py` writes. While a sink's queue is full, the pipes are not read, so the ranks block. Memory
-is limited to 1 MiB and one block per stream of the launcher, and 1 MiB of an unfinished line per
-pipe.
+`sinks.py` writes. While a sink's queue is full, the pipes are not read, so the ranks block. The
+used memory is limited to 1 MiB plus one block for each stream of the launcher, and to 1 MiB for the
+unfinished line of each pipe.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ FAILURE_UNREAD_TIMEOUT_S = 5.0
 class Output:
     """Reads the ranks' pipes in a thread; `close` waits for the remaining output.
 
-    If `folder` is set, also writes the output to `folder/rank_R_attempt_A.log`, without prefixes.
+    If `folder` is set, the output is also written to `folder/rank_R_attempt_A.log`, without
+    prefixes.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Output:
         self.console.begin(ranks)
 
     def add(self, rank: int, pipes: dict[int, int]) -> None:
-        """Read and finally close a new rank's pipes, {1: fd of stdout, 2: fd of stderr}."""
+        """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}, and close them at EOF."""
         tail = self._tails[rank] = Tail()
         for target, fd in pipes.items():
             log = None
@@ -112,11 +113,11 @@ class Output:
 
     @property
     def last_output_at(self) -> float:
-        """Monotonic time of the last output, or the current time while ranks wait for a reader."""
+        """The monotonic time of the last output, or of now while ranks wait for a reader."""
         return time.monotonic() if self._paused else self._read_at
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Discard the output for a stream that accepts no data for this long; ranks continue."""
+        """Discard the output for any stream that accepts no data for this long; ranks continue."""
         self._timeout_s = timeout_s
         self._wake()
 
@@ -177,7 +178,7 @@ class Output:
             stream.finish()
 
     def _wait_s(self, streams: Iterable[_Stream]) -> float | None:
-        """Return the timeout for `select`; None: no limit."""
+        """Return the timeout for `select`, or None if there is no limit."""
         moments = [stream.due for stream in streams if stream not in self._paused]
         status_due = _NEVER if self._status is None else self._status.due
         due = min([self._deadline, status_due, *moments]) - time.monotonic()
@@ -221,7 +222,7 @@ class _Stream:
                     break
 
     def read(self) -> bool:
-        """Read the available data; return False at EOF, or if the launcher's output is not read."""
+        """Read the available data; return False at EOF, or if nothing reads the console stream."""
         try:
             data = os.read(self.fd, _READ_SIZE)
         except OSError as error:

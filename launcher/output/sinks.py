@@ -1,8 +1,8 @@
-"""The launcher's stdout and stderr, each written by a dedicated thread, and a footer line.
+"""Writes the launcher's stdout and stderr, each in a dedicated thread, and a footer line.
 
-Only the writing threads may block on a slow reader: `Sink.show` adds to a queue. Ranks' pipes are
-only read while `is_full` is false; otherwise the pipes fill, and the ranks block, as they would
-without a launcher. A queue contains at most `MAX_QUEUED` bytes and one block.
+Only the writing threads may block on a slow reader, because `Sink.show` only adds to a queue. The
+ranks' pipes are read only while `is_full` is false. Otherwise, the pipes fill and the ranks block,
+as they would without a launcher. A queue contains at most `MAX_QUEUED` bytes plus one block.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-MAX_QUEUED = 2**20  # bytes; above, the ranks wait
+MAX_QUEUED = 2**20  # bytes; above this limit, the ranks wait
 _REDRAW_S = 0.05  # the minimum time between two redraws of the footer
 _NEVER = float("inf")
-_MAX_WRITE = 2**16  # bytes; small enough to distinguish a slow from a stopped reader
+_MAX_WRITE = 2**16  # bytes; small enough to distinguish a slow reader from a stopped one
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
 _COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
 _MAX_LINE = 4096  # bytes of an unfinished line that are examined
@@ -47,10 +47,10 @@ class Sink:
         self._changed = threading.Condition()
         self._queue: list[bytes] = []
         self._size = 0  # unwritten bytes
-        self._progress_at = 0.0  # the last byte was accepted, or the first byte queued
+        self._progress_at = 0.0  # when the last byte was accepted or the first byte was queued
         self._is_discarding = False
         self._footer = Footer(fd) if is_terminal else None
-        self._redraw_at = _NEVER  # the footer, on the monotonic clock
+        self._redraw_at = _NEVER  # when to redraw the footer, on the monotonic clock
         self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
         self._thread.start()
@@ -62,12 +62,12 @@ class Sink:
 
     @property
     def blocked_since(self) -> float | None:
-        """Time of the last accepted byte on the monotonic clock; None if the queue is empty."""
+        """The monotonic time at which a byte was last accepted; None if the queue is empty."""
         with self._changed:
             return self._progress_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
-        """Queue lines; the last may be unfinished. `is_new` ends an earlier unfinished line."""
+        """Queue lines, the last of which may be unfinished; `is_new` ends an unfinished line."""
         with self._changed:
             before = self.owner
             continues = before == owner and not is_new
@@ -83,7 +83,7 @@ class Sink:
             self._add(data)
 
     def log(self, text: str) -> None:
-        """Queue a text of the launcher, after a newline if the last line is unfinished."""
+        """Queue a text from the launcher; if the last line is unfinished, end that line first."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
@@ -108,7 +108,7 @@ class Sink:
             self.owner = None
 
     def wait(self, until: float) -> bool:
-        """Wait until the queue is empty, or return False at `until` (monotonic clock)."""
+        """Wait until the queue is empty; at the monotonic time `until`, return False instead."""
         with self._changed:
             while self._size or (self._footer is not None and self._footer.is_unfinished):
                 left_s = until - time.monotonic()
@@ -128,7 +128,7 @@ class Sink:
         return lost
 
     def close(self) -> None:
-        """Stop the thread after `wait`, unless it is blocked in a write after `discard`."""
+        """Stop the thread; join it unless `discard` was called, when a write may block it."""
         with self._changed:
             is_blocked, self._is_discarding = self._is_discarding, True
             self._changed.notify_all()
@@ -166,7 +166,7 @@ class Sink:
                 self._on_change()
 
     def _wait_s(self) -> float | None:
-        """Return the time until the footer is redrawn; None: no redraw is scheduled."""
+        """Return the time until the footer is redrawn, or None if no redraw is scheduled."""
         if self._redraw_at == _NEVER:
             return None
         return min(max(self._redraw_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
@@ -179,7 +179,7 @@ class Sink:
             is_late = not footer.text or now >= may_at
             self._redraw_at = _NEVER if is_late else may_at
             drawing = footer.draw() if is_late else b""
-            self._changed.notify_all()  # `wait` may be waiting for its removal
+            self._changed.notify_all()  # `wait` may be waiting for the footer's removal
         if drawing:
             self._drawn_at = now
             self._write_uncounted(drawing)
@@ -217,7 +217,7 @@ def write_some(fd: int, data: bytes | memoryview) -> int:
 
 
 def _add_prefixes(text: bytes, prefix: bytes, continues: bool) -> bytes:
-    """Prefix each line and each redrawn state of a progress bar."""
+    """Add the prefix to each line and to each redrawn state of a progress bar."""
     text = text[:-1].replace(b"\n", b"\n" + prefix) + text[-1:]
     if b"\r" in text:
         if not continues and not text.startswith(b"\r\n"):
@@ -232,16 +232,16 @@ def is_same_file(one: TextIO, other: TextIO) -> bool:
 
 
 class Footer:
-    """The line below all output on a terminal: returns the bytes that draw and erase it.
+    """The line below all output on a terminal; its methods return the bytes that draw or erase it.
 
-    It is only shown while the cursor is at the start of a line or after a progress bar, not after a
-    prompt, and only while the run is in the terminal's foreground.
+    The line is shown only while the run is in the terminal's foreground, and while the cursor is at
+    the start of a line or after a progress bar. It is not shown after a prompt.
     """
 
     def __init__(self, fd: int) -> None:
         self.text = ""  # empty: show nothing
         self._fd = fd
-        self._rest = b""  # of the unfinished line
+        self._rest = b""  # the end of the unfinished line
         self._to_erase = b""  # empty unless the footer is drawn
 
     @property

@@ -1,4 +1,4 @@
-"""Converts a rank's stream for the console: unchanged, as lines, or with an animated bar."""
+"""Shows a rank's stream on the console: unchanged, as lines, or with an animated progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.launcher.output.console import Console
 
 MAX_LINE = 2**20  # bytes; longer lines are shown in pieces
 _TERMINAL_DELAY_S = 0.1  # before an unfinished line is shown on a terminal
-_FILE_DELAY_S = 1.0  # before it is shown elsewhere
+_FILE_DELAY_S = 1.0  # before an unfinished line is shown elsewhere
 _BAR_INTERVAL_S = 10.0  # between two states of a progress bar, except on a terminal
 _NEVER = float("inf")
 _UP = b"\x1b[A"  # multiple bars move up with this sequence, and down with line feeds
@@ -18,7 +18,7 @@ _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 
 
 def make_view(console: Console, rank: int, target: int) -> View | None:
-    """Return the view of a rank's stdout (1) or stderr (2), or None if it is hidden."""
+    """Return the view of a rank's stdout (1) or stderr (2); None if the rank is hidden."""
     if not console.is_shown(rank):
         return None
     if console.is_raw:
@@ -54,7 +54,7 @@ class View:
         """Show an unfinished line after its delay."""
 
     def finish(self) -> None:
-        """Show the remaining output after the stream's end."""
+        """Show the remaining output after the end of the stream."""
 
     def _write(self, text: bytes, *, is_new: bool = False) -> None:
         """Show text; drop torch's rank prefix from tracebacks if lines are already prefixed."""
@@ -66,8 +66,8 @@ class View:
 class FileView(View):
     """Shows whole lines at once, and unfinished lines and progress bars after a delay.
 
-    A progress bar is a line with carriage returns; only its last state is shown. Multiple bars
-    below each other are handled as one line.
+    A progress bar is a line with carriage returns; only its last state is shown. Several bars, one
+    below another, are handled as one line.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def _is_bar(line: bytes) -> bool:
 
 
 def _last_drawn(line: bytes) -> bytes:
-    """Return the last state drawn in a line, ignoring blanks that only erase it."""
+    """Return the last state drawn in a line, ignoring blanks that only erase a state."""
     states = (word.replace(_UP, b"") for word in reversed(line.split(b"\r")))
     return next((state for state in states if state.strip()), b"")
 
@@ -148,7 +148,7 @@ def _last_state(rest: bytes) -> bytes:
 
 
 class TerminalView(View):
-    """Shows output immediately, with animated progress bars; unfinished lines after a delay."""
+    """Shows whole lines and animated progress bars at once, and unfinished lines after a delay."""
 
     def feed(self, data: bytes) -> None:
         text = self._rest + data

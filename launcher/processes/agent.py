@@ -1,4 +1,4 @@
-"""torch's elastic agent, which monitors and restarts the rank processes of `ranks.py`."""
+"""Extends torch's elastic agent to monitor and restart the rank processes in `ranks.py`."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ def failure_location(failure: Failure | Hang | ServerDeath, folder: str | None) 
 class RestartBackoff:
     """Computes the delay before a restart, which doubles after each attempt without progress.
 
-    Progress is a new furthest step or, if no steps are reported, an attempt of more than 60 s. With
-    several machines, `delay_s` also applies after progress, so that other machines can join.
+    An attempt makes progress if it takes a new furthest step or, if no steps are reported, if it
+    lasts more than 60 s. With several machines, the delay after progress is `delay_s` instead of 0,
+    so that other machines can join.
     """
 
     def __init__(self, delay_s: float, *, is_one_machine: bool = True) -> None:
-        self._furthest = 0  # the furthest step of all attempts
+        self._furthest = 0  # the furthest step in all attempts
         self._after_progress_s = 0.0 if is_one_machine else delay_s
         self._first_delay_s = delay_s
         self._delay_s = delay_s
@@ -98,12 +99,12 @@ class RestartBackoff:
 class Agent(LocalElasticAgent):
     """Runs Headway's rank processes under torch's agent.
 
-    Only this class relies on these private names of torch. `_start_workers(worker_group)` is called
-    after each rendezvous and returns the pids; `_restart_workers(worker_group)` is called before a
-    rendezvous that follows a failure. torch polls and closes `_pcontext`. `_remaining_restarts` is
-    the number of restarts left: 0 on several machines, where machine 0 decides.
-    `_monitor_workers(worker_group)` returns the state of the ranks, `_shutdown` stops them, and
-    `_exit_barrier()` waits for the other machines.
+    Only this class relies on the following private names of torch. `_start_workers(worker_group)`
+    is called after each rendezvous and returns the pids; `_restart_workers(worker_group)` is called
+    before a rendezvous that follows a failure. torch polls and closes `_pcontext`.
+    `_remaining_restarts` is the number of remaining restarts; it is 0 on several machines, where
+    machine 0 decides. `_monitor_workers(worker_group)` returns the state of the ranks, `_shutdown`
+    stops the ranks, and `_exit_barrier()` waits for the other machines.
     """
 
     def __init__(
@@ -142,17 +143,17 @@ class Agent(LocalElasticAgent):
         self._restarts = RestartBackoff(settings.restart_delay, is_one_machine=plan.is_one_machine)
         self._repeats = RepeatDetector(self._project, settings.restart_anyway == YES)
         handler.describe_repetition = self._repeats.check
-        self._repeated = ""  # why the final failure is a repeated one
+        self._repeated = ""  # why the final failure counts as a repeat of an earlier one
         self._began_at = time.monotonic()  # start of the last attempt
         self._kills_before = count_oom_kills()
         self._interrupted_at = float("-inf")  # the last Ctrl-C for a debugged rank
-        self.pending_restart = "", ""  # with its cause, if machine 0 sent it
+        self.pending_restart = "", ""  # the restart, and its cause if machine 0 sent one
         self.is_cut_short = False  # whether the grace period was cut short
         self.signals_received: set[int] = set()  # by the launcher
 
     @property
     def exits(self) -> list[RankExit]:
-        """The exits of the last attempt's ranks, in order."""
+        """The exits of the last attempt's ranks, in the order in which they exited."""
         return list(self._ranks.exits.values()) if self._ranks else []
 
     @property
@@ -171,7 +172,7 @@ class Agent(LocalElasticAgent):
         return self._ranks is not None and self._ranks.is_stopping
 
     def defer_stop(self, stop: SignalException) -> bool:
-        """Raise `stop` once the rank being started is registered; return False if there is none."""
+        """Raise `stop` once a starting rank is registered; return False if no rank is starting."""
         return self._ranks is not None and self._ranks.defer_stop(stop)
 
     def end_grace_period(self) -> None:
@@ -181,7 +182,10 @@ class Agent(LocalElasticAgent):
             self._ranks.end_grace_period()
 
     def forward_interrupt(self) -> bool:
-        """Forward Ctrl-C to the debugged rank; a second one within 1 s stops the run at once."""
+        """Forward Ctrl-C to the debugged rank; return False if it should stop the run instead.
+
+        A second Ctrl-C within 1 s stops the run, without a grace period.
+        """
         if self._ranks is None or self.plan.settings.debug_rank is None:
             return False
         before, self._interrupted_at = self._interrupted_at, time.monotonic()
@@ -238,7 +242,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         settings = self.plan.settings
         if found := missing_ranks(settings, worker_group.workers[0].world_size):
-            raise ConfigError.of(found)  # with several machines, known only now
+            raise ConfigError.of(found)  # with several machines, the world size is known only now
         attempt = self.handler.round
         if attempt > 0:
             self._starter.restart_server()
@@ -286,7 +290,7 @@ class Agent(LocalElasticAgent):
             signals.log_early_stop(number)
 
     def find_failure(self, *, silent_fails: bool = False) -> Failure | Hang | ServerDeath | None:
-        """Return the last attempt's failure on this machine; arguments as in `failures.py`."""
+        """Return the last attempt's failure on this machine; see `failures.find_failure`."""
         memory_kills = count_oom_kills() - self._kills_before
         if self._starter.server_exit_code is not None:
             return ServerDeath(Evidence(self._starter.server_exit_code, memory_kills=memory_kills))
@@ -307,7 +311,7 @@ class Agent(LocalElasticAgent):
         )
 
     def repeats(self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool) -> str:
-        """Return the reason that the final failure is a repetition, or an empty string."""
+        """Return why the final failure counts as a repeat of an earlier one, or an empty string."""
         if (remote_failure := self.handler.ended_by) is not None:
             return remote_failure.repeats
         if failure is not None and not is_stopped:
@@ -361,7 +365,7 @@ def _site_of(failure: Failure | Hang | ServerDeath) -> CrashSite | None:
 def _rank_environment(
     group: WorkerGroup, worker: Any, attempt: int, max_restarts: int
 ) -> dict[str, str]:
-    """Return a rank's environment variables, the same as torchrun's."""
+    """Return the environment variables that torchrun would also set for a rank."""
     return {
         "RANK": str(worker.global_rank),
         "LOCAL_RANK": str(worker.local_rank),

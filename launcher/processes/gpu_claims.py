@@ -1,13 +1,13 @@
 """Claims idle GPUs by binding one Unix socket name per GPU, so that other launches skip them.
 
-A claim is a socket bound to a name in Linux's abstract namespace. Only one process, of any user,
-can bind a name. A lock file would need a folder that all users can write to; flock(2) on
-/dev/nvidiaN starts the driver, is unavailable for MIG slices, and does not identify the owner. The
-kernel releases a name when the launch exits, even if it is killed; a script that replaces the
-launcher inherits the socket. A container with its own network does not see claims on the host.
+A claim is a socket bound to a name in Linux's abstract namespace. Only one process of all users can
+bind a name. A lock file would need a folder that all users can write to; flock(2) on /dev/nvidiaN
+starts the driver, is unavailable for MIG slices, and does not identify the owner. The kernel
+releases a name when the launch exits, even if the launch is killed. A script that replaces the
+launcher inherits the socket. Claims on the host are invisible in a container with its own network.
 
-A waiting launch also binds a name, which contains its start time. The launch that has waited
-longest gets idle GPUs first, and later launches get none until its request is satisfied.
+A waiting launch also binds a name, which contains the start time of the launch. The launch that has
+waited longest gets idle GPUs first; until it has enough, later launches get none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headway.machine.facts import Machine
 from headway.settings.table import Settings
 
 NAME_PREFIX = "headway-gpu"
-"""Prefix of the names of all claims."""
+"""The prefix of all socket names."""
 
 _WAITING = "waits-since-"
 POLL_S = 2.0  # querying all GPUs takes a fraction of a second
@@ -36,17 +36,18 @@ _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
 def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | None) -> Machine:
-    """Claim the GPUs that `settings.devices` selects; return the snapshot used for the selection.
+    """Claim the GPUs that `settings.devices` selects; return the machine used for the selection.
 
-    If too few GPUs are idle and waiting cannot help, none is claimed, and the plan reports the
-    reason. `poll` returns a new snapshot with each GPU's usage; `wait_s` None disables waiting.
+    If too few GPUs are idle and waiting cannot help, no GPU is claimed, and the plan reports the
+    reason. `poll` returns the machine with each GPU's current usage. If `wait_s` is None, this
+    function does not wait.
 
     Raises:
         MachineError: if other launches wait for the idle GPUs.
     """
     if not _HAS_NAMES:
         raise MachineError(
-            "devices is 'idle:...', which requires Linux, where launches can claim GPUs",
+            "devices is 'idle:...', which requires Linux: only there can launches claim GPUs",
             where=f"system {sys.platform}",
             fix="select the GPUs: --devices 0,1",
             code=Code.UNSUPPORTED_HERE,
@@ -115,7 +116,7 @@ def _claimed_by(uuid: str) -> str:
 
 
 def _owner(name: str) -> str:
-    """Return the process that has bound a name, or an empty string."""
+    """Describe the process that has bound a name; return an empty string if the name is free."""
     with closing(socket.socket(socket.AF_UNIX)) as probe:
         probe.setblocking(False)
         try:
@@ -131,10 +132,11 @@ def _owner(name: str) -> str:
 
 
 def _claim(uuids: Sequence[str]) -> bool:
-    """Claim all of these GPUs or none, until this process or the script that replaces it exits.
+    """Claim all of these GPUs or none; return whether they were claimed.
 
-    Names are bound in sorted order: if two launches want the same GPUs, one of them fails at the
-    first name, before it claims a GPU that a third launch could use.
+    Claims last until this process, or the script that replaces it, exits. Names are bound in sorted
+    order: if two launches want the same GPUs, one of them fails at the first name, before it claims
+    a GPU that a third launch could use.
     """
     with ExitStack() as on_error:
         claims = []

@@ -1,7 +1,7 @@
-"""The process context of torch's agent: the ranks of one machine in one attempt.
+"""The process context for torch's agent: manages the ranks of one machine in one attempt.
 
 It starts and stops the processes and opens their pipes, without torch's log files, tailing threads
-and signal handlers.
+or signal handlers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from headway.launcher.multinode.messages import Failed
 
 _REPLY_TIMEOUT_S = 1.0  # for a server that has imported torch to answer
-_EXIT_S = 10.0  # Python exits within this time after a script
+_EXIT_S = 10.0  # Python normally exits within this time after a script
 _EARLY_POLL_S = 0.01
-_POLL_S = 0.25  # for failures of other machines and hangs
+_POLL_S = 0.25  # the interval of checks for hangs and failures of other machines
 
 
 class RankProcesses(PContext):
@@ -50,7 +50,7 @@ class RankProcesses(PContext):
 
     `envs` maps each local rank to its own environment variables, including RANK. `reports_exit` is
     true for Python programs, which send an exit record. `remote_failure` returns the failure of
-    another machine, or None.
+    another machine, or None if there is none.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class RankProcesses(PContext):
         self._stopped_at = float("inf")  # time of the stop request, since the epoch
         self._shutdown: Shutdown | None = None  # while the ranks are being stopped
         self._sent: dict[int, int] = {}  # by local rank: the shutdown's last signal
-        self._killed_after_s: dict[int, float] = {}  # by local rank: since the stop request
+        self._killed_after_s: dict[int, float] = {}  # by local rank: after the stop request
         self._is_cut_short = False  # set by other threads and signal handlers
         self.are_victims = False  # the run failed on another machine
-        self.statuses: list[RankStatus] = []  # of all ranks, at a communication failure
+        self.statuses: list[RankStatus] = []  # of all ranks, when communication failed
         self._is_starting = False
         self._stop_during_start: SignalException | None = None
         self._asked_to_stop_at = float("inf")
@@ -116,10 +116,10 @@ class RankProcesses(PContext):
     _start = start
 
     def defer_stop(self, stop: SignalException) -> bool:
-        """Raise `stop` once the rank being started is registered; return False if there is none.
+        """Raise `stop` once a starting rank is registered; return False if no rank is starting.
 
-        Signal handlers call this method: a rank that the server has started, but that is not
-        registered yet, would otherwise not be stopped.
+        Signal handlers call this method, because raising `stop` at once would miss a rank that the
+        server has started, but that is not registered yet.
         """
         if self._is_starting and self._stop_during_start is None:
             self._stop_during_start, self._asked_to_stop_at = stop, time.monotonic()
@@ -172,7 +172,7 @@ class RankProcesses(PContext):
         )
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
-                if is_communication_error(record):  # the rank has not printed it
+                if is_communication_error(record):  # the rank did not print its traceback
                     self._output.append(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
@@ -180,7 +180,7 @@ class RankProcesses(PContext):
             end = end._replace(time=record.time, exited_silently=False)
             if record.code:
                 end = end._replace(was_stopping=record.time > self._stopped_at)
-                if record.time < self._stopped_at < ended.time:  # stopped while it was exiting
+                if record.time < self._stopped_at < ended.time:  # the rank was already exiting
                     end = end._replace(code=record.code)
         return end
 
@@ -205,14 +205,14 @@ class RankProcesses(PContext):
         return None
 
     def _find_overdue(self) -> list[int]:
-        """Return failed ranks still running after the grace period; none if a rank is debugged."""
+        """Return failed ranks that outlived the grace period; none if a rank is being debugged."""
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
         return [at for at in self._alive() if self._watch.has_failed(self._ranks[at], since)]
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
-        """Stop the running ranks and, unless all succeeded, their remaining processes."""
+        """Stop the running ranks and, unless all ranks succeeded, the processes that they left."""
         self.collect()
         failed = [end for end in self.exits.values() if end.is_failure]
         is_failure = bool(failed or self._find_overdue()) or self._watch.hang is not None
@@ -268,7 +268,7 @@ class RankProcesses(PContext):
         return self._watch.may_be_killed(self._ranks[local_rank])
 
     def _should_log_wait(self, waited_s: float) -> bool:
-        """Return whether a rank is still running its script, or is exiting unusually slowly."""
+        """Return whether a rank is still running its script, or takes unusually long to exit."""
         alive = [self._ranks[at] for at in self._alive()]
         limit_s = _EXIT_S if all(map(self._watch.has_ended, alive)) else 0
         return bool(alive) and waited_s >= limit_s
@@ -299,7 +299,7 @@ class RankProcesses(PContext):
         return self._shutdown is not None
 
     def end_grace_period(self) -> None:
-        """End the grace period; safe in threads and signal handlers."""
+        """End the grace period; may be called from any thread and from signal handlers."""
         self._is_cut_short = True
         self._starter.exit_event.set()
 
@@ -327,7 +327,7 @@ class RankProcesses(PContext):
 
 
 class _Terminal(NamedTuple):
-    """A rank's pseudo-terminal, sized like the launcher's terminal minus the prefix."""
+    """A rank's pseudo-terminal, narrower than the launcher's terminal by the prefix's width."""
 
     fd: int
     target: int  # 1 or 2: the launcher's terminal
@@ -345,7 +345,7 @@ class _Streams:
     """The descriptors of a new rank: four for the rank (`theirs`), and the launcher's ends.
 
     Rank 0 reads the launcher's stdin, and writes to a terminal if the launcher does. A debugged
-    rank gets the launcher's own three streams, and rank 0 is then like any other rank.
+    rank gets the launcher's own three streams; rank 0 is then treated like any other rank.
     """
 
     def __init__(self, has_stdin: bool, is_debugged: bool, is_prefixed: bool) -> None:
@@ -378,7 +378,7 @@ class _Streams:
 
         reading, writing = self._keep(*pty.openpty())
         modes = termios.tcgetattr(writing)
-        modes[1] &= ~termios.OPOST  # the launcher's own terminal does this
+        modes[1] &= ~termios.OPOST  # the launcher's terminal already processes output
         termios.tcsetattr(writing, termios.TCSANOW, modes)
         (own,) = self._keep(os.dup(reading))  # `Output` closes the other one
         terminal = _Terminal(own, target, self._margin)
@@ -392,7 +392,7 @@ class _Streams:
 
 
 class NoLogs(LogsSpecs):
-    """Log settings that make torch write and tail no files."""
+    """Log settings that prevent torch from writing and tailing log files."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         nowhere = dict.fromkeys(envs, "")

@@ -1,7 +1,8 @@
 """Detects a failure that a restart or a requeued job would only repeat.
 
-A failure is repeated if its exception, message, script line and step equal the previous failure's,
-and no new step was completed in between. Except for a UsageError, the step must be 1 or later.
+A failure counts as repeated if its exception, message, script line and step equal those of the
+previous failure, and no new step was completed in between. Unless the exception is a UsageError,
+the step must be 1 or later.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from headway.ipc.records import CrashSite
 from headway.ipc.stderr import log
 from headway.ipc.typed import plain, read
 
-FILE = "_headway-failure.json"  # `_`: Trainer's push_to_hub uploads no such file
+FILE = "_headway-failure.json"  # Trainer's push_to_hub skips names that start with `_`
 _MAX_BYTES = 2**16
 
 
 class RepeatDetector:
-    """Compares each failure of a training run with the previous one in the project folder.
+    """Compares each failure of a training run with the previous one.
 
-    `project` returns the folder, or an empty string. `restarts_anyway` disables the comparison.
+    A file in the project folder stores the last failure. `project` returns the folder, or an empty
+    string if it is unknown. `restarts_anyway` disables the comparison.
     """
 
     def __init__(self, project: Callable[[], str], restarts_anyway: bool = False) -> None:
@@ -33,7 +35,7 @@ class RepeatDetector:
         self._last: CrashSite | None = None
 
     def check(self, site: CrashSite | None) -> str:
-        """Store a failure; return the reason that it is a repetition, or an empty string."""
+        """Store a failure; return why it counts as a repeat, or an empty string if it does not."""
         is_earlier = not self._has_failed
         before = self._read() if is_earlier else self._last
         self._has_failed, self._last = True, site
@@ -45,7 +47,7 @@ class RepeatDetector:
         return f"{site.kind} at {site.frame} after step {site.step} {again}"
 
     def note_success(self, step: int, *, is_success: bool = False) -> None:
-        """Remove the stored failure if the run succeeded, or passed the step at which it failed."""
+        """Remove the stored failure if the run succeeded or has passed the step of that failure."""
         before = self._last if self._has_failed else self._read()
         if before is not None and (is_success or step > before.step):
             self._keep(None)

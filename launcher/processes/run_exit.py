@@ -1,4 +1,4 @@
-"""Determines the exit code and the report of a run on this machine. Pure."""
+"""Determines the exit code and the report of a run on this machine, by pure functions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RunOutcome(NamedTuple):
     stop: signal.Signals | None = None  # the first stop signal that the launcher received
     failure: Failure | Hang | ServerDeath | None = None  # on this machine
     remote_failure: Failed | None = None  # the run's failure, as decided by machine 0
-    lost_during_stop: Failed | None = None  # while ranks here were saving
-    repeats: str = ""  # why the failure is a repeated one
+    lost_during_stop: Failed | None = None  # on another machine, while ranks here were saving
+    repeats: str = ""  # why the failure counts as a repeat of an earlier one
     restarts: str = ""  # the number of restarts, as text
-    pending_restart: tuple[str, str] = "", ""  # with its cause, or `failure`
+    pending_restart: tuple[str, str] = "", ""  # the restart; its cause, if it is not `failure`
     is_cut_short: bool = False  # Ctrl-C ended the grace period
     will_save: bool = False  # the ranks save when they are stopped
     machine: int = 0
@@ -33,7 +33,7 @@ class RunOutcome(NamedTuple):
 
     @property
     def have_saved(self) -> bool:
-        """Whether all ranks exited after success or a save."""
+        """Whether all ranks have exited, each after success or a save."""
         has_failed = any(end.is_failure for end in self.exits)
         return len(self.exits) == self.num_ranks and not has_failed
 
@@ -47,10 +47,10 @@ class RunExit(NamedTuple):
 
 
 def run_exit_of(run: RunOutcome) -> RunExit:
-    """Return the exit code and report of a run, by the first case that applies.
+    """Return the exit code and the report of a run, according to the first case that applies.
 
-    The cases: Ctrl-C, or a stop that prevented a restart; a failure on another machine; a stop
-    before all ranks had started; no failure; a stop that lost no save; a failure.
+    The cases are: Ctrl-C, or a stop that prevented a restart or was cut short; a failure on another
+    machine; a stop before all ranks had started; no failure; a stop that lost no save; a failure.
     """
     stop, failure = run.stop, run.failure
     has_lost = run.will_save and not run.have_saved
@@ -86,7 +86,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
 
 
 def _repeated(run: RunOutcome, run_exit: RunExit) -> RunExit:
-    """Return `run_exit` with the exit code of a repeated failure, if the failure is repeated."""
+    """Return `run_exit`, with the exit code of repeated failures if the failure is repeated."""
     if not run.repeats:
         return run_exit
     codes = f"exit code {REPEATED}, not the rank's own {run_exit.code}"

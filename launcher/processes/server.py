@@ -1,16 +1,17 @@
 """The fork server: starts ranks for the launcher, and terminates them when the launcher exits.
 
-It starts before the launcher's own imports and runs in parallel with them. To fork ranks, it
-imports torch once; it then has one Python thread, no CUDA context, and its own session. Requests
-are JSON over a socket, replies are records; a request carries the rank's stdin, stdout, stderr and
-status channel. When the launcher exits, even if it is killed, all descendants of this process are
-killed. Orphans among them are adopted, and reaped when they exit.
+The server starts before the launcher's own imports and runs in parallel with them. To fork ranks,
+it imports torch once; it then has one Python thread, no CUDA context, and its own session. Requests
+are JSON over a socket; replies are records. A request carries the rank's stdin, stdout, stderr and
+status channel. When the launcher exits, even if it is killed, the server terminates all of its
+descendants. It adopts orphans among them, and reaps them when they exit.
 
-Its parent is the guardian, which terminates processes left by a killed launcher and server.
-Launcher, guardian and server form a chain, in which each adopts the orphans of those below it. If
-one or two of them are killed, another stops the run: the server when the launcher's socket closes,
-the guardian when the server exits, the launcher when both have exited. If all three are killed at
-once, the kernel kills the ranks through their parent-death signals, but not their child processes.
+The server's parent is the guardian, which terminates the processes that a killed launcher and
+server leave. The launcher, the guardian and the server form a chain, in which each adopts the
+orphans of the processes below it. If one or two of the three are killed, another stops the run: the
+server when the launcher's socket closes, the guardian when the server exits, the launcher when both
+have exited. If all three are killed at once, the kernel kills the ranks through their parent-death
+signals, but not the ranks' child processes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from headway.launcher.rank import import_hooks, rank_monitor, worker
 
 _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server to kill processes after the grace period
 _NEVER = float("inf")
-_PRELOAD_AFTER_S = 5.0  # without an event: the ranks' own imports have finished
+_PRELOAD_AFTER_S = 5.0  # after this time without an event, the ranks' own imports have finished
 
 
 class ServerArgs(NamedTuple):
@@ -75,7 +76,7 @@ def main() -> None:
     fd, method, grace_s, _title_space, kind, name, *args = sys.argv[1:]
     job = ServerArgs(method, float(grace_s), kind, name, args)
     atexit.register(worker.finish_process)
-    # handled by the launcher
+    # the launcher handles these signals
     signals.ignore_until_exec(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, worker.USER_SIGNALS)  # blocked by the launcher
     server = socket.socket(fileno=int(fd))
@@ -104,7 +105,7 @@ def _warm_up() -> None:
 
     run = read_run()
     if run is not None and is_kind(run.device):
-        with suppress(ImportError):  # a rank reports it
+        with suppress(ImportError):  # a rank reports the error
             kind_of(run.device).load()
     assert torch
     gc.collect()
@@ -112,10 +113,11 @@ def _warm_up() -> None:
 
 
 def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
-    """Fork and return in the child; this process becomes its guardian and exits with its code.
+    """Fork, and return in the child; this process becomes its guardian.
 
-    Does nothing if a process cannot adopt orphans. The other end of `launcher` closes when the
-    launcher exits or stops the child, which then gives other processes `grace_s` seconds to exit.
+    The guardian exits with the child's exit code. If processes cannot adopt orphans here, there is
+    no fork. The other end of `launcher` closes when the launcher exits or stops the child. The
+    child then gives other processes `grace_s` seconds to exit.
     """
     if not adopt_orphans():
         return
@@ -124,7 +126,7 @@ def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
     if server == 0:
         os.setsid()  # signals to the guardian's process group do not reach the server
         return
-    # a cluster may send these to all processes
+    # a cluster may send these signals to all processes
     signals.ignore_until_exec(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     # without Headway's or the script's name: `pkill -f` must not kill the guardian
     set_title(f"guardian of process {os.getppid()}")
@@ -135,11 +137,11 @@ def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
 
 
 def _wait_for_server(server: int, launcher: socket.socket, grace_s: float) -> int:
-    """Return the server's wait status; kill it if it does not exit after the launcher."""
+    """Return the server's wait status; kill the server if it outlives the launcher for too long."""
     child_ended, _ = wake_on_child_exit()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
-    # the launcher exited or closed its end; the server reads its messages
+    # ready when the launcher exits or closes its end; only the server reads its messages
     poll.register(launcher, select.POLLRDHUP)
     kill_at = _NEVER
     while True:
@@ -174,7 +176,7 @@ class _Server:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def serve(self) -> Rank | None:
-        """Return None when the launcher exits, or the rank in a forked child."""
+        """Serve until the launcher exits, then return None; in a forked child, return the rank."""
         while True:
             ready = {key.fd for key, _ in self._selector.select(self._preload_after_s)}
             if not ready:
@@ -270,7 +272,7 @@ def _reply(server: socket.socket, record: Record) -> None:
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Block stop signals while a process is started; in a forked child they stay blocked."""
+    """Block stop signals while a process is started; in a forked child, they stay blocked."""
     here, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
     try:
         yield
@@ -321,7 +323,7 @@ def _spawn(job: ServerArgs, rank: Rank) -> int:
 
 
 def _init_rank(server_pid: int, rank: Rank) -> None:
-    """Set up the forked process like a new interpreter for this rank."""
+    """Make the forked process behave like a new interpreter for this rank."""
     import torch
 
     init_child(server_pid, rank.fds[:3])
@@ -338,7 +340,7 @@ def _init_rank(server_pid: int, rank: Rank) -> None:
 
 
 def bind(cpus: str) -> None:
-    """Bind this process to these cores, within the affinity mask set by a scheduler."""
+    """Bind this process to the cores `cpus` that the existing affinity mask also contains."""
     wanted: set[int] = set()
     for part in filter(None, cpus.split(",")):
         first, _, last = part.partition("-")
@@ -348,7 +350,7 @@ def bind(cpus: str) -> None:
 
 
 def _reopen_streams() -> None:
-    """Reopen the standard streams, which may be None or replaced, with new buffering."""
+    """Reopen the standard streams with new buffers, even if they are None or were replaced."""
     unbuffered = getattr(sys.stdout, "write_through", False)  # by -u or PYTHONUNBUFFERED
     usual = {"stderr": "backslashreplace"}
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):

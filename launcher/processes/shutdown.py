@@ -1,4 +1,4 @@
-"""Stops processes: a signal, a grace period, then SIGKILL. Defines all grace periods.
+"""Stops processes with a signal and, after a grace period, SIGKILL; defines all grace periods.
 
 `Shutdown` is pure; the functions below it terminate the processes that ranks leave running.
 """
@@ -44,14 +44,14 @@ class Grace(NamedTuple):
     kills_idle: bool = False  # whether idle victims are killed at once
 
     def saving_s(self, now: float) -> float:
-        """Return the seconds available for a save that starts `now`, in epoch time."""
+        """Return the seconds available for a save that starts at the Unix time `now`."""
         if self.job_ends_at == _NEVER:
             return self.to_save_s
         return max(self.job_ends_at - now - _SPARE_S, self.usual_s)
 
 
 def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
-    """Return a launch's grace periods; a period that the user sets applies to all ranks."""
+    """Return a launch's grace periods; a period set by the user replaces all of them."""
     usual = settings.grace_period_s
     if settings.are_user_set("grace_period_s"):
         return Grace(usual, usual, usual)
@@ -61,7 +61,7 @@ def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
 
 
 class Shutdown(NamedTuple):
-    """The state of a shutdown of processes, such as ranks; all times use the same clock."""
+    """The state of a shutdown of processes, such as ranks. All times are from the same clock."""
 
     number: int  # the stop signal
     began_at: float
@@ -74,7 +74,7 @@ class Shutdown(NamedTuple):
 
     @property
     def ends_at(self) -> float:
-        """The end of the grace period, by the first rule that applies."""
+        """The end of the grace period, according to the first rule below that applies."""
         if self.is_cut_short:
             return self.began_at
         if self.failed_at <= self.began_at:  # other ranks cannot continue
@@ -86,11 +86,12 @@ class Shutdown(NamedTuple):
     def signals(
         self, now: float, running: Iterable[T], sent: Mapping[T, int], idle: Collection[T] = ()
     ) -> dict[T, int]:
-        """Return the signals to send now, by process.
+        """Return a mapping from processes to the signals that should be sent to them now.
 
         `sent` maps processes to the last signal that this method returned for them. Processes
         that are running at the first call get the stop signal, even without a grace period.
-        `idle` processes have nothing to do before they exit; a failure kills them at once.
+        `idle` processes have nothing to do before they exit; after a failure, they are killed at
+        once.
         """
         found: dict[T, int] = {}
         for process in running:
@@ -102,7 +103,7 @@ class Shutdown(NamedTuple):
         return found
 
     def is_abandoned(self, now: float) -> bool:
-        """Whether to stop waiting for processes that SIGKILL did not remove."""
+        """Return whether to stop waiting for processes that SIGKILL has not removed."""
         return now >= self.ends_at + KILL_MARGIN_S
 
 
@@ -116,7 +117,7 @@ def has_children() -> bool:
 
 
 def terminate_descendants(grace_s: float) -> None:
-    """Terminate all descendants: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+    """Terminate all descendants with SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
     This process adopts orphans, so it has children as long as it has descendants.
     """
@@ -129,7 +130,7 @@ def terminate_descendants(grace_s: float) -> None:
 
 
 def terminate(find: Callable[[], Sequence[Process] | None], grace_s: float) -> None:
-    """Terminate processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+    """Terminate processes with SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
     `find` returns the running processes, or None if there are none. Processes of other users, and
     those blocked by a tracer or the kernel, may remain.

@@ -1,6 +1,6 @@
-"""The launcher's client of `server.py`: requests ranks, and receives their exits.
+"""The launcher's client for `server.py`: requests ranks, and receives their exits.
 
-Does not import torch, so that the server can start before the launcher's slow imports.
+This module does not import torch, so the server can start before the launcher's slow imports.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ServerExited(Exception):
 
 
 class Starter:
-    """Starts ranks, stores their exits in `exits`, and sets `exit_event` after each of them.
+    """Starts ranks, stores their exits in `exits`, and sets `exit_event` after each exit.
 
-    `environ` is common to all ranks; the server receives it before it imports torch.
+    `environ` is common to all ranks; the server already has it when it imports torch.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Starter:
         self.is_quiet = is_quiet
         self.exits: dict[int, ProcessExit] = {}  # by pid
         self.exit_event = SignalSafeEvent()
-        self.server_exit_code: int | None = None  # if it exited by itself; < 0: signal
+        self.server_exit_code: int | None = None  # None: running or closed; negative: by a signal
         self._plan = plan
         self._environ = environ
         adopt_orphans()
@@ -77,7 +77,7 @@ class Starter:
         # signals stay blocked until the new process has handlers
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.USER_SIGNALS)
         try:
-            self._guardian = subprocess.Popen(  # which forks the server
+            self._guardian = subprocess.Popen(  # the guardian forks the server
                 self._command(theirs.fileno()),
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -118,9 +118,10 @@ class Starter:
     def start(self, env: Mapping[str, str], fds: tuple[int, ...], check: Callable[[], None]) -> int:
         """Start one rank and return its pid.
 
-        `env` has the rank's own variables; `fds` are its stdin, stdout, stderr and status channel,
-        which the caller closes. `check` is called while waiting for the server, and may raise.
-        Raises LaunchError if the system refuses to start a process, and ServerExited.
+        `env` contains the rank's own variables. `fds` are the rank's stdin, stdout, stderr and
+        status channel; the caller closes them. `check` is called while this method waits for the
+        server, and may raise. Raises LaunchError if the system refuses to start a process, and
+        ServerExited if the server has exited.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | LaunchError | None = None
@@ -149,14 +150,14 @@ class Starter:
             self._start_server()
 
     def leftovers(self) -> list[Process]:
-        """Return processes that exited ranks left running; empty while a rank is running."""
+        """Return the processes that exited ranks left running; empty while a rank is running."""
         if not self._left_processes:
             return []
         import psutil
 
         try:
             below = psutil.Process(self._server_pid).children(recursive=True)
-        except (psutil.Error, OSError):  # it has exited, or /proc is unreadable
+        except (psutil.Error, OSError):  # the server has exited, or /proc is unreadable
             return []  # the guardian or the server terminates them
         return [process for process in below if is_running(process)]
 
@@ -175,7 +176,7 @@ class Starter:
             self._server.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Make the server terminate the ranks' remaining processes, and wait for it to exit."""
+        """Make the server terminate the ranks' remaining processes and exit; wait for the exit."""
         self._is_closing = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -235,7 +236,7 @@ def wait_for_leftovers(starter: Starter, grace_s: float) -> None:
 
         waited_s = time.monotonic() - began
         if waited_s >= grace_s:
-            log(f"terminating after {grace_s:.0f} s: {_describe(left)}")
+            log(f"terminating remaining processes after {grace_s:.0f} s: {_describe(left)}")
             return
         if waited_s >= _NOTICE_AFTER_S and not notice:
             notice = f"waiting up to {grace_s:.0f} s for remaining processes: {_describe(left)}"
@@ -255,9 +256,9 @@ def _describe(left: Sequence[Process]) -> str:
 
 
 def require_resources(num_ranks: int) -> None:
-    """Raise LaunchError in a deleted working directory, or if too few files can be opened.
+    """Raise LaunchError if the working directory is deleted, or too few files can be opened.
 
-    torch's store would then abort this process, or hang.
+    Otherwise, torch's store would abort this process, or hang.
     """
     if (
         -1

@@ -1,4 +1,4 @@
-"""Supervises the ranks of one machine: signals, the report and the exit code."""
+"""Supervises the ranks of one machine: handles signals, logs the report, returns the exit code."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def supervise(
     )
     run_exit = run_exit_of(outcome)
     if recorder is not None:
-        recorder.report = run_exit.line  # if no error has more details
+        recorder.report = run_exit.line  # replaced if an error has more details
     _report(agent, run_exit, folder)
     if run_exit.code == 0 and stopped_by is None and not plan.program.is_asked_for_help:
         for note in final_notes(settings, [end.feature_use for end in agent.exits]):
@@ -177,7 +177,7 @@ def _signals(agent: Agent) -> Iterator[None]:
             return
         if not agent.handler.forwards_stop:
             received.append(number)
-        is_repeated = is_stopped and agent.is_stopping  # otherwise, other code swallowed the first
+        is_repeated = is_stopped and agent.is_stopping  # unless other code swallowed the first one
         is_stopped = True
         ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
         agent.handler.report_stop(number, ends_grace=ends_grace)
@@ -195,7 +195,7 @@ def _signals(agent: Agent) -> Iterator[None]:
     def show_stacks(*_: object) -> None:
         agent.watch.ask()
 
-    before = signals.trap(show_stacks, signal.SIGQUIT)  # ignored if a shell used `&`
+    before = signals.trap(show_stacks, signal.SIGQUIT)  # a shell's `&` has ignored it
     for handler, numbers in ((stop, STOP_SIGNALS), (forward, _FORWARDED)):
         for number in numbers:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -207,9 +207,9 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 
 def _report(agent: Agent, run_exit: RunExit, folder: str | None) -> None:
-    """Log the run's report; raises WorkerFailed to report a failure."""
+    """Log the run's report, or raise WorkerFailed to report a failure."""
     failure, remote_failure = run_exit.failure, run_exit.remote_failure
-    anyway = "; --restart-anyway restarts it regardless" if run_exit.repeats else ""
+    anyway = "; --restart-anyway restarts the ranks regardless" if run_exit.repeats else ""
     if run_exit.line:
         log(run_exit.line)
         return

@@ -1,4 +1,4 @@
-"""Code that runs in a rank's process, around the script.
+"""Code that runs in each rank's process, around the script.
 
-It makes no decisions for other ranks, and imports torch only after the script does.
+This code makes no decisions for other ranks, and imports torch only after the script does.
 """

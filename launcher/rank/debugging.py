@@ -1,7 +1,7 @@
 """Supports `--debug-rank` and breakpoint(): shares the terminal, and disables timeouts.
 
-The rank reads and writes the launcher's terminal directly. It has its own session, so that
-Ctrl-C reaches only the launcher, which forwards it.
+The debugged rank reads from and writes to the launcher's terminal directly. It has its own session,
+so that Ctrl-C reaches only the launcher, which forwards the signal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import timedelta
 from headway.ipc import signals
 
 DOUBLE_PRESS_S = 1.0
-"""Two Ctrl-C within this time stop the run; a single one interrupts the debugged script."""
+"""Pressing Ctrl-C twice within this time stops the run; pressing it once interrupts the script."""
 
 _NO_TIMEOUT = timedelta(weeks=3)  # fits into the 32-bit milliseconds of poll(2)
 
@@ -27,14 +27,14 @@ def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
 
 @contextmanager
 def borrowed_terminal() -> Iterator[None]:
-    """Lend the terminal to a rank, ignore Ctrl-Z in the launcher, and finally restore the modes."""
+    """Lend the terminal to a rank, and ignore Ctrl-Z here; then restore the terminal's modes."""
     if not os.isatty(0):
         yield
         return
     import termios
 
     modes = termios.tcgetattr(0)
-    # SIGTTOU would suspend a launcher in the background that sets the modes
+    # SIGTTOU would suspend a background launcher when it sets the modes
     before = signals.ignore(signal.SIGTSTP, signal.SIGTTOU)
     try:
         yield
@@ -45,7 +45,7 @@ def borrowed_terminal() -> Iterator[None]:
 
 
 def skip_prompts() -> None:
-    """Disable the `set_trace()` of pdb, IPython and pudb, which all call this method of `bdb`."""
+    """Disable `set_trace()` in pdb, IPython and pudb, which all call the method of `bdb.Bdb`."""
     import bdb
 
     bdb.Bdb.set_trace = lambda *_, **__: None  # type: ignore[method-assign]
@@ -54,8 +54,8 @@ def skip_prompts() -> None:
 def suspend_timeouts() -> None:
     """Disable the default timeouts of process groups, so that they wait for a rank at a prompt.
 
-    Timeouts that the script passes to init_process_group and new_group still apply.
-    Relies on two private names of torch for its default timeouts.
+    Timeouts that the script passes to init_process_group and new_group still apply. This function
+    relies on torch's private names for the default timeouts.
     """
     from torch.distributed import distributed_c10d
 

@@ -1,8 +1,9 @@
 """Import hooks for torch and training libraries.
 
 torch modules that the fork server imported are hidden from `sys.modules` until the script imports
-torch. By then, torch and OpenMP have read their environment variables. If the script changes one
-before its own `import torch`, a note is logged, because in plain Python the change takes effect.
+torch. By then, torch and OpenMP have read their environment variables. If the script changes one of
+these variables before its own `import torch`, a note is logged, because in plain Python the change
+would take effect.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ READ_AT_IMPORT = (
     *("TORCH_CUDA_SANITIZER", "PYTORCH_JIT", "PYTORCH_ENABLE_MPS_FALLBACK"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
-"""Prefixes of the variables that `import torch` reads, found by logging calls of getenv."""
+"""Prefixes of the variables that `import torch` reads, as found by logging calls to getenv."""
 
 
 def hide_torch() -> None:
@@ -37,7 +38,7 @@ def hide_torch() -> None:
 
 
 class _PreloadedTorch:
-    """Import hook that loads torch from the modules that the fork server imported."""
+    """An import hook that loads torch from the modules that the fork server imported."""
 
     def __init__(self) -> None:
         names = [name for name in sys.modules if f"{name}.".startswith("torch.")]
@@ -74,9 +75,9 @@ def _warn_of_changes(variables: Mapping[str, str]) -> None:
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":
         log(
-            f"note: the script sets {', '.join(changed)}, which torch read before the "
-            "script started; set it with `env:` in the profile or --env NAME=VALUE, or pass "
-            "--set start_method=exec"
+            f"note: the script sets {', '.join(changed)}, but torch read the environment before "
+            "the script started; set variables with `env:` in the profile or --env NAME=VALUE, or "
+            "pass --set start_method=exec"
         )
 
 
@@ -85,7 +86,7 @@ def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hook_libraries() -> None:
-    """Hook into the training libraries of `HOOKS` when the script imports them."""
+    """Hook into the training libraries in `HOOKS` when the script imports them."""
     for hook in HOOKS:
         _hook_after_import(hook.module, hook.installer, "it does not save when the job is stopped")
 
@@ -106,12 +107,12 @@ def _hook_after_import(module: str, installer: str, otherwise: str) -> None:
 def _install_hook(installer: str, otherwise: str, library: ModuleType) -> None:
     try:
         importlib.import_module(installer).install(library)
-    except Exception as error:  # noqa: BLE001  an unsupported version, which works alone
+    except Exception as error:  # noqa: BLE001  an unsupported version, which works without the hook
         log(f"note: {library.__name__} is not hooked: {type(error).__name__}: {error}; {otherwise}")
 
 
 class AfterImport:
-    """Import hook that calls a function with a module after its import, then removes itself."""
+    """An import hook that calls a function with a module after the module's first import."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name

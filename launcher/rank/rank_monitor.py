@@ -1,7 +1,8 @@
-"""A thread in each rank that answers the launcher's status requests and does not affect the script.
+"""Answers the launcher's status requests in a thread of each rank, without affecting the script.
 
-It reads the stacks of all threads and torch's flight recorder, which lists the collectives that
-this rank has entered. It needs the GIL, which C code may hold. Does not import torch.
+The thread reads the stacks of all threads and torch's flight recorder, which lists the collectives
+that this rank has entered. The thread needs the GIL, which C code may hold. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class _MonitorThread:
     """The thread that answers status requests.
 
     It blocks all signals, so that they interrupt the main thread's calls. It is stopped while this
-    process forks: Python warns about forks with several threads, and a child would get copies of
-    the locks that the thread holds.
+    process forks, because Python warns about forks of a process with several threads, and a child
+    would get copies of the locks that the thread holds.
     """
 
     def __init__(self, channel: int, progress: Progress) -> None:
@@ -163,7 +164,7 @@ def _answer(progress: Progress) -> None:
 
 
 def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
-    """Return the stacks of the script's threads, the main thread's first."""
+    """Return the stacks of the script's threads, starting with the main thread."""
     frames = sys._current_frames()
     for own in (_thread.get_ident(), *own_threads):
         frames.pop(own, None)
@@ -171,7 +172,7 @@ def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
 
 
 def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
-    """Return the calls that lead to `frame`, the most recent call last."""
+    """Return the calls that lead to `frame`, with the most recent call last."""
     calls: list[Frame] = []
     while frame is not None and len(calls) < _MAX_FRAMES:
         code = frame.f_code

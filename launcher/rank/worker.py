@@ -31,10 +31,10 @@ from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Blocked while a rank is started, so that no signal is lost or handled by the parent's handler."""
+"""These are blocked while a rank is started, so none is lost or handled by a parent's handler."""
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Forwarded to the ranks; a cluster may send them to all processes of a job at any time."""
+"""These are forwarded to the ranks; a cluster may send them to all of a job's processes."""
 
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ from headway.launcher.{module} import {function}
 def bootstrap_code(module: str, function: str = "main") -> str:
     """Return code for `python -c` that calls a function of a launcher module.
 
-    With -c, Python puts the working directory first on sys.path, where a user's file could shadow
-    any module.
+    The code removes the working directory, which Python puts first on sys.path with -c, because a
+    user's file there could shadow any module.
     """
     return _BOOTSTRAP.format(module=module, function=function)
 
@@ -97,8 +97,8 @@ def run_program(
 ) -> None:
     """Run the user's program as `__main__`; the interpreter then exits as usual.
 
-    The signals in `blocked` are unblocked just before it starts. Raises the script's
-    SystemExit, or a SystemExit with the exit code of an unhandled exception, which is printed.
+    The signals in `blocked` are unblocked just before the program starts. Raises the script's
+    SystemExit or, after printing an unhandled exception, a SystemExit with its exit code.
     """
     run = read_run()
     if run is not None and run.debug_rank is not None:
@@ -182,7 +182,7 @@ def _run_file(file: str, main: types.ModuleType) -> None:
 def _run_as_main(module: str, folder: str | None, *, alter_argv: bool) -> None:
     """Run a module as `python -m` does, with `folder` first on sys.path.
 
-    Relies on a private function of runpy: its public functions replace `__main__` only temporarily.
+    Relies on a private function of runpy: the public ones replace `__main__` only temporarily.
     """
     import runpy
 
@@ -202,7 +202,7 @@ def _now(clock: Callable[[], float] = time.time) -> float:
 
 
 def _attempt(do: Callable[[], T], otherwise: T) -> T:
-    """Return `do()`, or `otherwise` if it raises, as any use of the script's objects may."""
+    """Return `do()`; return `otherwise` if it raises, as any use of the script's objects may."""
     try:
         return do()
     except BaseException:  # noqa: BLE001  also a SystemExit from `__str__`, as in Python
@@ -210,7 +210,7 @@ def _attempt(do: Callable[[], T], otherwise: T) -> T:
 
 
 def _report_end(stop: SystemExit | None) -> None:
-    """Report that the program exited by itself; not reached after os._exit."""
+    """Report that the program exited by itself, unless it called os._exit."""
     readers = tuple(name for name in RUNTIMES if name in sys.modules)
     end = ScriptEnd(
         time=_now(),
@@ -249,12 +249,12 @@ def _with_exit(end: ScriptEnd, stop: SystemExit) -> ScriptEnd:
 def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn:
     """Report an unhandled exception to the launcher, print it as Python would, and exit.
 
-    A HeadwayError is a user error: it is printed without Headway's frames, with its own exit
-    code. A KeyboardInterrupt is not printed.
+    A HeadwayError is a user error: it is printed without Headway's frames, and its exit code is
+    used. A KeyboardInterrupt is not printed.
     """
     shown = _without_our_frames(trace)
     BaseException.with_traceback(error, shown)
-    kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may override it
+    kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may override `__name__`
     message = _attempt(lambda: str(error)[:2000], "<exception str() failed>")  # as in Python
     ours = issubclass(type(error), HeadwayError)
     frames = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(shown))
@@ -264,7 +264,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     progress, use = process_progress(), process_progress().feature_use
-    is_of_training = use.accelerator or use.stopping  # else the step counts only this process
+    is_of_training = use.accelerator or use.stopping  # otherwise, `step` counts this process only
     crash = Crash(
         time=_now(),
         kind=kind,
@@ -291,7 +291,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
 
 
 def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
-    """Return the text that Python prints: before 3.12, `traceback` omits "Did you mean"."""
+    """Return the text that Python prints; before 3.12, `traceback` omits "Did you mean" hints."""
     from contextlib import redirect_stderr
     from io import StringIO
 
@@ -319,7 +319,7 @@ def _without_repetition(error: BaseException, text: str) -> str:
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception with sys.excepthook; if that raises, print both, as Python does."""
+    """Print an exception with sys.excepthook; if the hook fails, print both, as Python does."""
     try:
         sys.excepthook(type(error), error, trace)
         return
@@ -344,7 +344,7 @@ def _is_from_torch(trace: TracebackType | None) -> bool:
 
 
 def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
-    """Return whether Headway's own code failed; a SyntaxError is the script's."""
+    """Return whether Headway's own code failed; a SyntaxError is always the script's."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(trace)]
     is_on_purpose = isinstance(error, (HeadwayError, SyntaxError, KeyboardInterrupt))
     if is_on_purpose or not codes or codes[-1].co_name == "__getattr__":  # no such attribute
@@ -370,7 +370,7 @@ def _has_lost_reader() -> bool:
 
 
 def _has_default_excepthook() -> bool:
-    """Return whether sys.excepthook is Python's, or torch's, which adds the rank."""
+    """Return whether sys.excepthook is Python's hook, or torch's hook, which adds the rank."""
     module = sys.excepthook.__module__ or ""
     return module == "sys" or module.startswith("torch.")
 
@@ -400,7 +400,7 @@ _exits_by_sigint = False
 
 
 def finish_process() -> None:
-    """Exit handler that runs last, because it is the first one registered with atexit."""
+    """Finish the process; atexit calls this function last, because it is registered first."""
     if "torch.distributed" in sys.modules:
         time.sleep(0.02)  # gloo's threads release their last works; see headway.distributed.world
     if _exits_by_sigint:

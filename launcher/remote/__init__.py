@@ -1,4 +1,4 @@
-"""Launches on other machines: as a SLURM job, or on hosts over ssh.
+"""Runs launches on other machines, either as SLURM jobs or over ssh.
 
-The machines run `headway launch`, which manages their ranks.
+Each of these machines runs `headway launch`, which manages its ranks.
 """

@@ -1,4 +1,4 @@
-"""An ssh connection to an agent on another host, which is closed when this process exits."""
+"""Connects to agents on other hosts over ssh; connections are closed when this process exits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.ipc.typed import decode, kinds_of
 from headway.launcher.remote.protocol import HostReply, LaunchEnd
 
 _OPTIONS = {
-    "BatchMode": "yes",  # no prompts: they would not name their host
+    "BatchMode": "yes",  # no prompts, because a prompt would not name its host
     "ConnectTimeout": "15",
     "ServerAliveInterval": "5",  # a cut connection is noticed after 15 s
     "ServerAliveCountMax": "3",
@@ -88,7 +88,7 @@ class AgentLink:
             f"cannot launch on {self.name}: {reason.strip()}",
             where=f"host {self.name}",
             fix=f"`ssh -oBatchMode=yes {self.name} {sys.executable} --version` must work without "
-            "a prompt, with the same Python there",
+            "a prompt, and print the same version as here",
             code=Code.SSH,
         )
 
@@ -108,7 +108,7 @@ class AgentLink:
             + self._exit_description(),
             where=f"host {self.name}",
             fix="see ssh's messages above; a host that lost its network stops its launch when the "
-            "network is back, or after about 15 minutes: wait for that before you start again",
+            "network is back, or after about 15 minutes; do not start again before that",
             code=Code.SSH,
         )
         return LaunchEnd(error.exit_code, f"error: {error}")
@@ -128,7 +128,7 @@ class AgentLink:
         self.kill_after(within_s)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill ssh after a delay, which replaces the delay of an earlier call."""
+        """Kill ssh after a delay; this call replaces earlier calls."""
         if self._killer is not None:
             self._killer.cancel()
         self._killer = asyncio.get_running_loop().call_later(seconds, self.kill)
@@ -142,7 +142,7 @@ class AgentLink:
         asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Stop waiting: a process that ssh leaves for later connections may keep the pipes open."""
+        """Stop waiting, as a process that ssh leaves for later connections may keep pipes open."""
         for task in (*self._readers, self._exit):
             task.cancel()
 
@@ -151,7 +151,7 @@ class AgentLink:
         await asyncio.wait([*self._readers, self._exit])
 
     async def _read(self, stream: asyncio.StreamReader, handle: Callable[[bytes], None]) -> None:
-        """Forward complete lines, so that lines of different hosts do not mix; then the rest."""
+        """Forward whole lines, so that those of different hosts do not mix; at EOF, the rest."""
         rest = b""
         try:
             while data := await stream.read(_MAX_LINE_BYTES):
@@ -171,7 +171,7 @@ class AgentLink:
                 self._answers.put_nowait(None)
 
     def _handle_output(self, line: bytes) -> None:
-        shown, mark, answer = line.partition(self._mark)  # it may follow an unfinished line
+        shown, mark, answer = line.partition(self._mark)  # a mark may follow an unfinished line
         if shown:
             _write(sys.stdout, shown)
         if mark:
@@ -193,10 +193,10 @@ class AgentLink:
 
 
 async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
-    """Start ssh and the agent on a host, which is named as in ssh's configuration.
+    """Start ssh, which starts the agent on `host`, a name that ssh's configuration may define.
 
     `mark` precedes each answer of the agent in the host's output. Raises MachineError if ssh is not
-    installed here, and LaunchError if it cannot be started.
+    installed here, and LaunchError if ssh cannot be started.
     """
     command = ssh_command(host, agent)
     here = os.getpid()
@@ -213,14 +213,14 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
         raise MachineError(
             "ssh was not found",
             where="PATH",
-            fix="install OpenSSH's client",
+            fix="install the OpenSSH client",
             code=Code.NOT_INSTALLED,
         ) from None
     except OSError as error:
         raise LaunchError(
             f"cannot start ssh for {host}: {error.strerror}",
             where=f"host {host}",
-            fix="each host needs a process and some open files here: see `ulimit -u` and -n",
+            fix="raise `ulimit -u` and `ulimit -n`: each host needs a process and open files here",
             code=Code.SSH,
         ) from None
     return AgentLink(host, process, mark)

@@ -1,7 +1,7 @@
-"""Messages between a launch over ssh and its agents, and the environment variables it forwards.
+"""Messages between a launch over ssh and its agents, and the forwarded environment variables.
 
-The messages are lines of JSON, sent through ssh, which has authenticated both sides. The agents'
-lines start with a secret word, because login shells and ranks write to the same stream.
+Messages are lines of JSON that are sent through ssh, which has authenticated both sides. The
+agents' lines start with a secret word, because login shells and ranks write to the same stream.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Signal(NamedTuple):
 
 
 class LaunchEnd(NamedTuple):
-    """The result of a launch, an agent's last message."""
+    """The result of a launch, sent as the agent's last message."""
 
     exit_code: int
     report: str  # the printed error
 
 
 def forwarded_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return this environment's variables for a launch on another host."""
+    """Return the variables of this environment that a launch on another host should get."""
     return {
         name: value
         for name, value in environ.items()
@@ -77,7 +77,7 @@ def forwarded_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def remote_env(own: Mapping[str, str], forwarded_env: Mapping[str, str]) -> dict[str, str]:
-    """Return a launch's environment: the caller's variables and the host's own ones."""
+    """Return a launch's environment: the forwarded variables and the host's own variables."""
     return {**{name: own[name] for name in own if _is_host_variable(name)}, **forwarded_env}
 
 

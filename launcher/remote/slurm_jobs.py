@@ -1,4 +1,4 @@
-"""SLURM jobs: their batch script, submission, output, state and exit code."""
+"""Writes and submits SLURM batch scripts, and reads a job's output, state and exit code."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class JobState(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code for a command that follows the job, once it has ended."""
+        """The exit code for a command that follows the job, once the job has ended."""
         if self.code or self.signal:
             return self.code or 128 + self.signal
         return int(self.name != "COMPLETED")
 
 
 def batch_script(job: SlurmJob) -> str:
-    """Return a script for sbatch that requeues the job if it can resume."""
+    """Return a script for sbatch that requeues its job if the run can resume."""
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
     lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
@@ -92,7 +92,7 @@ def sbatch_words(options: Mapping[str, str]) -> list[str]:
 
 
 def _directive(name: str, value: str) -> str:
-    """Format an option for a batch script: quotes as in C, no line breaks."""
+    """Format an option for a batch script, quoted as in C; `value` must not contain line breaks."""
     if not value:
         return f"--{name}"
     if all(char.isalnum() or char in "@%+=:,./_-" for char in value):
@@ -104,7 +104,7 @@ def _directive(name: str, value: str) -> str:
 def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
     """Submit the text of a batch script and return the job's id.
 
-    The options are passed on sbatch's command line, because SBATCH_* variables override those in
+    The options are passed on sbatch's command line, because SBATCH_* variables override options in
     the script. The job inherits `environ`. Raises LaunchError if sbatch refuses the job, and
     MachineError if SLURM is not installed here.
     """
@@ -121,12 +121,12 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
 
 
 def is_job_id(word: str) -> bool:
-    """Return whether a word is the id of a job or of an array task: 12, 12_3."""
+    """Return whether a word is the id of a job or of an array task, such as 12 or 12_3."""
     return _JOB_ID.fullmatch(word) is not None
 
 
 def state_of(job: str) -> JobState:
-    """Return a job's state from SLURM's controller, or from its accounting for older jobs.
+    """Return a job's state from SLURM's controller or, for an older job, from its accounting.
 
     Raises LaunchError for an unknown job, and MachineError if SLURM is not installed here.
     """
@@ -149,7 +149,7 @@ def state_of(job: str) -> JobState:
 
 
 def read_state(text: str) -> JobState:
-    """Parse the output of `scontrol show job`, where lines can end in any text."""
+    """Parse the output of `scontrol show job`, in which a line can end with arbitrary text."""
     code, _, signal = _value(r"^ +Requeue=.* ExitCode=(\d+:\d+)", text).partition(":")
     return JobState(
         _value(r"^ +JobState=(\w+)", text),
@@ -166,10 +166,10 @@ def _value(pattern: str, text: str) -> str:
 
 
 def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], object]) -> JobState:
-    """Copy the job's output until it ends, across requeues, and return its last state.
+    """Copy a job's output until the job ends, also across requeues; return the job's last state.
 
-    `write` is called with output, `log` with a line about the job. Raises LaunchError if SLURM does
-    not know the job, or its output cannot be read.
+    `write` is called with pieces of the output, and `log` with lines about the job. Raises
+    LaunchError if SLURM does not know the job, or if the output cannot be read.
     """
     state = state_of(job)
     read_bytes, logged, pause_s = 0, "", _MIN_POLL_S
@@ -199,11 +199,11 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
 
 
 def _missing(log: str) -> str:
-    return f"{log} does not exist" if log else "SLURM does not report its path"
+    return f"{log} does not exist" if log else "SLURM does not report the path"
 
 
 def copy_new(path: str, offset: int, write: Callable[[bytes], object]) -> int:
-    """Write the file's content from `offset` on, and return its size in bytes."""
+    """Write the file's content from `offset` on, and return the number of bytes written."""
     copied = 0
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""A launch on several hosts over ssh, with one connection per host and a single report.
+"""Runs a launch on several hosts over ssh, with one connection per host and a single report.
 
-An agent at the other end of each connection runs `headway launch` on its host, and stops it when
-the connection is closed. Nothing keeps running there, even if this process is killed.
+An agent at the other end of each connection runs `headway launch` on its host, and stops the launch
+when the connection is closed, so nothing keeps running there, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd, S
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0
-_FAILURE_KNOWN_S = 10.0  # from a launch's failure until the others are stopped
+_FAILURE_KNOWN_S = 10.0  # from a launch's failure until the other launches are stopped
 _STOPPED = 128 + signal.SIGTERM
 
 
 class RemoteLaunch(NamedTuple):
     """A launch on several hosts.
 
-    `words` returns the arguments of `headway launch`, given a machine rank and machine 0's address
-    and port.
+    `words` is called with a machine rank and with machine 0's address and port. It returns the
+    arguments of `headway launch` for that machine.
     """
 
     hosts: Hosts  # in order of machine rank
@@ -46,9 +46,9 @@ class RemoteLaunch(NamedTuple):
 
 
 def run_on_hosts(launch: RemoteLaunch) -> int:
-    """Run a launch on its hosts and return its exit code: machine 0's, if that fails.
+    """Run a launch on its hosts and return its exit code, which is machine 0's if machine 0 fails.
 
-    Raises LaunchError with all hosts that cannot be reached or cannot run the launch, and
+    Raises a LaunchError that names all hosts that cannot be reached or cannot run the launch, and a
     MachineError if ssh is not installed here.
     """
     return asyncio.run(_Run(launch).run())
@@ -67,7 +67,7 @@ class _Run:
         assert task is not None
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup and a shell's &
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup or a shell's & sets SIG_IGN
                 loop.add_signal_handler(number, self._stop, number, task)
         try:
             for host in self.launch.hosts:
@@ -83,7 +83,7 @@ class _Run:
             await self._close()
 
     def _stop(self, number: int, task: asyncio.Task[int]) -> None:
-        """Stop the launches, or this command before they start; kill ssh if already exiting."""
+        """Stop the launches, or exit if none has started; kill ssh if this command is exiting."""
         is_ending = self.is_closing or (self.stopped_by and not self.has_started)
         self.stopped_by = self.stopped_by or number
         if is_ending:
@@ -97,7 +97,7 @@ class _Run:
             task.cancel()
 
     def _stops_within_s(self) -> float:
-        """Return the time to close the connections, which is short before the launches start."""
+        """Return the time allowed to close the connections; it is short before launches start."""
         return connection.CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
 
     async def _close(self) -> None:
@@ -187,7 +187,7 @@ class _Run:
     def _stop_the_rest(
         self, others: Collection[AgentLink], ended: Mapping[AgentLink, LaunchEnd | None]
     ) -> None:
-        """Stop the launches that are still running after a failure; they report SIGTERM."""
+        """Stop the launches that are still running after a failure; they then report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
         why = f"the connection to {', '.join(gone)} was lost" if gone else "the run failed"
         log(f"{why}; stopping {', '.join(machine.name for machine in others)}")
@@ -209,7 +209,7 @@ def main_address_of(found: Sequence[HostReply]) -> str:
 def _root_cause(
     ends: Mapping[int, LaunchEnd], lost: Sequence[LaunchEnd], *, is_stopped: bool
 ) -> LaunchEnd:
-    """Return the result to report: machine 0's, which includes the failures of all machines.
+    """Return the result to report: that of machine 0, which includes all machines' failures.
 
     If machine 0 did not fail, return the first lost connection or the first failure. `ends` are the
     results, by machine rank, that arrived before the other launches were stopped. Without a stop

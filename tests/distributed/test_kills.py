@@ -182,7 +182,7 @@ while not os.path.exists(mark):
 @pytest.mark.parametrize("words", [["--supervise"], ["--num-processes", "2"]])
 def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: list[str]) -> None:
     done = launch("-q", "--cpu", *words, "--grace-period-s", "1", script(DEAF), code=0)
-    assert "terminating after 1 s: " in done.stderr
+    assert "terminating remaining processes after 1 s: " in done.stderr
     assert "sh (pid " in done.stderr
     assert not survivors()
 

@@ -170,7 +170,7 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one
         "1 of 2 restarts used",
         "rank 1 of 2 failed with ValueError at step 5",
     ]
-    assert "--restart-anyway restarts it regardless" in done.stderr
+    assert "--restart-anyway restarts the ranks regardless" in done.stderr
     again = train("hopeless")
     assert (again.returncode, again.stdout.count("tried 0")) == (76, 1), again.stderr
     anyway = train("hopeless", "--restart-anyway")
