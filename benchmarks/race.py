@@ -4,12 +4,16 @@
     python benchmarks/race.py --full          # 600 steps, 10 kills, 3 runs of each
     python benchmarks/race.py --json race.json
 
-A small GPT on the CPU, 2 ranks, steps of 0.2 s (0.15 to 0.25, seeded), a checkpoint every 20 steps.
-At seeded moments a random rank is killed (kill -9). The contenders take turns in each run:
+A small GPT on the CPU, 2 ranks, steps of 0.2 s (0.15 to 0.25, seeded), a checkpoint every --every
+steps (20). At seeded moments a random rank is killed (kill -9). The contenders take turns in each
+run:
 
-1. Headway: `accelerator.resume()` and `checkpoint(every=20)`, `headway launch --max-restarts`;
-2. torchrun: DDP, and torch.distributed.checkpoint as in PyTorch's tutorial, which loads the newest
+1. headway auto: `accelerator.resume()`, `checkpoint(every="auto")`, `launch --max-restarts`;
+2. headway: the same with `checkpoint(every=20)`;
+3. torchrun: DDP, and torch.distributed.checkpoint as in PyTorch's tutorial, which loads the newest
    checkpoint that has its metadata, `torchrun --max-restarts`.
+
+A kill in the middle of 20 steps costs 10 steps, 2 s, whatever the launcher does.
 
 Both have their defaults. An undisturbed run of the first is what their wall time is divided by.
 Effective time is the part of the wall time in which rank 0 did steps that had not been done before.
@@ -40,7 +44,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-RANKS, EVERY, STEP_S, SPREAD_S = 2, 20, 0.2, 0.05
+RANKS, STEP_S, SPREAD_S = 2, 0.2, 0.05
 POLL_S = 0.01
 
 RECORD = """\
@@ -211,7 +215,11 @@ for batch in loader:
     begin_step()
 dist.destroy_process_group()
 """
-SCRIPTS = {"headway": HEADWAY, "torchrun": TORCHRUN}
+SCRIPTS = {
+    "headway auto": HEADWAY.replace("every=EVERY", 'every="auto"'),
+    "headway": HEADWAY,
+    "torchrun": TORCHRUN,
+}
 ROWS = (
     *("noticed", "others terminated", "restart_delay", "forked", "script begins", "imports"),
     *(
@@ -265,8 +273,8 @@ def command_of(contender: str, steps: int) -> list[str]:
     return [sys.executable, "launcher.py", *words]
 
 
-def write_scripts(folder: Path, contender: str) -> None:
-    sizes = {"every": EVERY, "step_s": STEP_S, "spread_s": SPREAD_S, "ranks": RANKS}
+def write_scripts(folder: Path, contender: str, every: int) -> None:
+    sizes = {"every": every, "step_s": STEP_S, "spread_s": SPREAD_S, "ranks": RANKS}
     gpt = GPT
     for name, value in sizes.items():
         gpt = gpt.replace(f"{{{name}}}", str(value))
@@ -332,12 +340,14 @@ def wait_for(find: Callable[[], Any], process: subprocess.Popen[bytes], within_s
     return find()
 
 
-def run(contender: str, steps: int, kill_at: Sequence[float], seed: int, give_up_s: float) -> Run:
+def run(
+    contender: str, steps: int, every: int, kill_at: Sequence[float], seed: int, give_up_s: float
+) -> Run:
     """Run a contender to its end, and kill a random rank at these steps, and parts of a step."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="race-") as name:
         folder = Path(name)
-        write_scripts(folder, contender)
+        write_scripts(folder, contender, every)
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environ |= {"XDG_STATE_HOME": f"{name}/state", "XDG_CONFIG_HOME": f"{name}/config"}
         environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), name])
@@ -409,10 +419,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def moments(steps: int, kills: int, seed: int) -> list[float]:
+def moments(steps: int, every: int, kills: int, seed: int) -> list[float]:
     """Return the steps, and parts of one, at which ranks are killed: one in each equal part."""
-    dice, part = random.Random(seed), (steps - EVERY) / max(kills, 1)
-    return [EVERY / 2 + part * (number + dice.uniform(0.1, 0.9)) for number in range(kills)]
+    dice, part = random.Random(seed), (steps - every) / max(kills, 1)
+    return [every / 2 + part * (number + dice.uniform(0.1, 0.9)) for number in range(kills)]
 
 
 def median(values: Sequence[float | None]) -> str:
@@ -440,7 +450,9 @@ def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
             f"{sum(one.new_s is not None for one in kills)} of {len(kills)}",
         ]
         print(("{:<12}" + "{:>16}" * 6).format(name, *cells))
-    rows = [one.rows for run in runs if run.contender == "headway" for one in run.kills if one.rows]
+    rows = [
+        one.rows for run in runs if run.contender != "torchrun" for one in run.kills if one.rows
+    ]
     if not rows:
         return
     print("\none restart of Headway, in milliseconds, each row from the one before it")
@@ -454,6 +466,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -468,10 +481,10 @@ def main() -> None:
     runs: list[Run] = []
     for number in range(given.runs):
         seed = given.seed + number
-        undisturbed.append(run("headway", given.steps, [], seed, given.give_up))
-        kill_at = moments(given.steps, given.kills, seed)
+        undisturbed.append(run("headway", given.steps, given.every, [], seed, given.give_up))
+        kill_at = moments(given.steps, given.every, given.kills, seed)
         for contender in [given.only] if given.only else SCRIPTS:
-            runs.append(run(contender, given.steps, kill_at, seed, given.give_up))
+            runs.append(run(contender, given.steps, given.every, kill_at, seed, given.give_up))
             print(f"{contender}: {runs[-1].wall_s:.0f} s", file=sys.stderr)
     show(undisturbed, runs)
     if given.json:

@@ -904,9 +904,9 @@ class Accelerator(Process):
         Args:
             every: a number of optimizer steps, or a duration such as "10m" or "1h30m"; None saves
                 in each call, also between micro-batches. "auto" saves at Young's interval,
-                sqrt(2 * duration of the last save * mean time between failures); until the first
-                failure of this training run, the mean is taken to be 6 hours. The first save is
-                then immediate, and measures the duration.
+                sqrt(2 * median duration of the last 3 saves * mean time between failures); until
+                the first failure of this training run, the mean is taken to be 6 hours. The first
+                save is then immediate, and measures the duration.
             allow_pickle: as in `save_state`.
             wait: False: as in `save_state`, a thread writes while training continues. If the job
                 must stop, `checkpoint` waits anyway.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from statistics import median_low
 from typing import NamedTuple
 
 from headway.errors import Code, UsageError
@@ -13,6 +14,7 @@ RECORD_FILE = "record.json"
 """The file name of a `TrainingRecord` in a checkpoint."""
 
 _FAILURE_EVERY_S = 6 * 3600.0  # assumed before the first failure
+_NUM_SAVES = 3
 
 
 class TrainingRecord(NamedTuple):
@@ -24,17 +26,20 @@ class TrainingRecord(NamedTuple):
 
     trained_s: float = 0.0  # duration of all runs until this checkpoint
     num_failures: int = 0
-    save_s: float = 0.0  # how long the last save paused training
+    saves_s: tuple[float, ...] = ()  # how long each of the last saves paused training
     is_stop: bool = False  # whether a stop request caused the save
 
     @property
     def interval_s(self) -> float:
         """Young's interval. It is 0 before the first save, when the cost of a save is unknown.
 
+        The cost is the median of the last saves: the first save of a process also imports modules.
         Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
         """
+        if not self.saves_s:
+            return 0.0
         failure_every_s = self.trained_s / self.num_failures if self.num_failures else None
-        return math.sqrt(2 * self.save_s * (failure_every_s or _FAILURE_EVERY_S))
+        return math.sqrt(2 * median_low(self.saves_s) * (failure_every_s or _FAILURE_EVERY_S))
 
 
 class Interval(NamedTuple):
@@ -88,7 +93,8 @@ class Schedule:
         self._resumed_at = time.monotonic()
 
     def note_cost(self, save_s: float) -> None:
-        self._record = self._record._replace(save_s=save_s)
+        saves_s = (*self._record.saves_s, save_s)[-_NUM_SAVES:]
+        self._record = self._record._replace(saves_s=saves_s)
 
     def note_stop(self) -> None:
         self._record = self._record._replace(is_stop=True)
