@@ -1,1 +1,1 @@
-"""Checkpoints: atomic saving, verification, listing, pruning and resume."""
+"""Checkpoints: saving them atomically, verifying, listing and pruning them, and resuming."""

@@ -54,7 +54,7 @@ class Background:
             group = self._own_group()
         self._written.clear()
         thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
-        thread.daemon = True  # Python joins other threads at exit, and signals kill it meanwhile
+        thread.daemon = True  # at exit, Python joins other threads, and a signal would kill it then
         thread.start()
         self._thread = thread
         if self._join not in before_leaving:

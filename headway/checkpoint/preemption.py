@@ -395,7 +395,7 @@ def _select_checkpoint(
 ) -> tuple[str | None, list[str]]:
     """Return the checkpoint to resume from (None to start from the beginning), and lines to log.
 
-    With `fall_back`, each damaged checkpoint is skipped, and a line reports it.
+    With `fall_back`, damaged checkpoints are skipped, and a line reports each of them.
     """
     wanted, there = settings.run.resume, candidates(project)
     found = there

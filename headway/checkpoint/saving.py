@@ -220,7 +220,7 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
 
 
 def _error_fields(error: Exception) -> tuple[str, str, str, str | None]:
-    """Return an error's what, where, fix and code, to send to other ranks."""
+    """Return an error's fields (what, where, fix, code), which are sent to the other ranks."""
     if isinstance(error, HeadwayError):
         problem = error.problems[0]
         return problem.what, problem.where, problem.fix, problem.code

@@ -46,7 +46,7 @@ DISK_FIX = (
     "check that the disk works and has free space, or save elsewhere; older checkpoints are intact"
 )
 _BUFFER_SIZE = 2**20  # bytes
-_SMALL_BLOCK = 2**18  # bytes; checksumming fewer is faster than starting a thread
+_SMALL_BLOCK = 2**18  # bytes; up to this size, a checksum is faster than starting a thread
 
 
 class Part(NamedTuple):
@@ -201,8 +201,8 @@ class SavedTensors:
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load tensors with the shape, dtype and placements of `wanted`; a collective call.
 
-        Plain tensors are loaded on the CPU. All ranks raise if the folder is damaged; only this
-        rank raises if a tensor does not match.
+        Plain tensors are loaded on the CPU. If the folder is damaged, all ranks raise; if one of
+        this rank's tensors does not match, only this rank raises.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.meta_tensors.get(name), self._folder)

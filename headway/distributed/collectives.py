@@ -84,7 +84,7 @@ def gather_object(object: list[Any]) -> Any:
 def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
     """Gather nested tensors of any size, or lists of objects, from the first `num_ranks` ranks.
 
-    Uses point-to-point messages, because a new group would require calls from all ranks.
+    This uses point-to-point messages, because a new group would require calls from all ranks.
     """
     if as_objects:
         return [element for items in _exchange_among_first(data, num_ranks) for element in items]

@@ -44,17 +44,17 @@ class Process:
 
     @property
     def num_processes(self) -> int:
-        """The world size: the number of ranks on all machines."""
+        """The world size, which is the number of ranks on all machines."""
         return self.world.ranks.world_size
 
     @property
     def process_index(self) -> int:
-        """The rank: this process's index among all machines, from 0."""
+        """The rank, which is this process's index across all machines, starting at 0."""
         return self.world.ranks.rank
 
     @property
     def local_process_index(self) -> int:
-        """The local rank: this process's index on its machine, from 0."""
+        """The local rank, which is this process's index on its machine, starting at 0."""
         return self.world.ranks.local_rank
 
     @property
@@ -275,7 +275,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """Return `tqdm.auto.tqdm(*args, **kwargs)`, shown only on the first rank of each machine.
 
     Args:
-        main_process_only: False shows a progress bar for every rank.
+        main_process_only: if False, every rank shows a progress bar.
 
     Raises:
         ModuleNotFoundError: tqdm is not installed.

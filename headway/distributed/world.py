@@ -323,7 +323,7 @@ def _backends() -> dict[str, str]:
 
 
 def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
-    # DDP imports this later; if it is imported while a group exists, it keeps a reference to it
+    # DDP would import this module later, and the module would keep a reference to the group
     import_module("torch.distributed.nn.functional")
     prefix_group_stores(import_module("torch.distributed.distributed_c10d"))
     device, own = world.device.type, kind_of(world.device.type).backend
@@ -372,12 +372,12 @@ def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
 
 
 def set_group_timeout(timeout: timedelta) -> None:
-    """Set the timeout of the existing group's collectives. Relies on a private name in torch."""
+    """Set the timeout of the existing group's collectives, through a private name in torch."""
     import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
 
 
 def group_timeout() -> timedelta:
-    """Return the timeout of the existing group's collectives. Relies on private names in torch."""
+    """Return the timeout of the existing group's collectives, from private attributes in torch."""
     group: Any = dist.group.WORLD
     timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return timeout

@@ -24,7 +24,7 @@ class AutocastKwargs(KwargsHandler):
     """Arguments for `torch.autocast` in prepared models and `accelerator.autocast()`.
 
     Args:
-        enabled: False computes in the dtypes of weights and inputs.
+        enabled: if False, models compute in the dtypes of weights and inputs.
         cache_enabled: whether cast weights are cached within a forward pass; None uses torch's
             default.
 
@@ -47,7 +47,7 @@ class GradScalerKwargs(KwargsHandler):
         growth_factor: multiplies the scale after `growth_interval` steps without overflow.
         backoff_factor: multiplies the scale after an overflow.
         growth_interval: the number of optimizer steps without overflow after which the scale grows.
-        enabled: False computes in fp16 without loss scaling.
+        enabled: if False, models compute in fp16 without loss scaling.
 
     Examples:
         >>> from headway import GradScalerKwargs

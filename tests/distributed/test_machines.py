@@ -131,7 +131,7 @@ def test_the_end_of_machine_0_is_no_fault_of_the_call_in_which_a_rank_waits() ->
     _, (code, errors) = ends(machines)
     assert code == 4
     assert "machine 0 (127.0.0.1) was lost: its launcher exited" in errors
-    assert "waits in" not in errors
+    assert "is waiting in" not in errors
 
 
 FAILS_LATE = """
