@@ -1,4 +1,4 @@
-"""Entry point of `python -m headway` and of the `headway` command."""
+"""The entry point of `python -m headway` and of the `headway` command."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 def run() -> None:
-    """Run the command line; handle Ctrl-C during imports, too."""
+    """Run the command line, and handle Ctrl-C even during imports."""
     gc.disable()  # until the subcommand is imported
     try:
         from headway.commands.main import run_command

@@ -1,4 +1,4 @@
-"""The `Accelerator` that training scripts use: each method delegates to one of its parts."""
+"""The `Accelerator` for training scripts, whose methods delegate to its parts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from headway.training.training import Training
 
 
 class Parts(NamedTuple):
-    """Components of an Accelerator; each owns its state, and may use only earlier components.
+    """The components of an Accelerator; each owns its state, and may use only earlier components.
 
-    This is for code that extends Headway; unlike the Accelerator's public names, it may change.
+    They are for code that extends Headway, and may change, unlike the Accelerator's public names.
     """
 
     training: Training
@@ -67,16 +67,16 @@ class Parts(NamedTuple):
 
 
 PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
-"""The Preparer class of a kind of Accelerator, and the function that checks its arguments."""
+"""An Accelerator's Preparer class, and the function that checks the constructor's arguments."""
 
 
 @checks(but=("accumulate", "backward", "checkpoint", "log", "unwrap_model"))
 class Accelerator(Process):
     """Runs a training script on one or more processes, with Accelerate's names and semantics.
 
-    Under `headway launch` the launcher's settings apply. An argument passed here must not
-    contradict a flag; if it overrides a profile or variable, this is logged. Under plain python or
-    torchrun the defaults are the best available device, precision `no` and no accumulation.
+    Under `headway launch`, the launcher's settings apply. An argument must not contradict a flag;
+    an argument that overrides a profile or variable is logged. Under plain python or torchrun, the
+    defaults are the best available device, precision `no` and no accumulation.
 
     Args:
         device_placement: move models and batches to `device`.
@@ -89,15 +89,15 @@ class Accelerator(Process):
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a
             LoggerType or a GeneralTracker instance; `all` selects all installed trackers.
         project_dir: the folder for the trackers' files and for checkpoints.
-        project_config: a ProjectConfiguration, with checkpoint naming, `total_limit` and so on.
+        project_config: a ProjectConfiguration, which sets checkpoint naming, `total_limit` etc.
         resume_from: the checkpoint that `resume()` loads: "latest", the path of a checkpoint, or a
             project folder, whose newest checkpoint is loaded.
-        seed: 0 to 2**32 - 1, for a reproducible run: calls `set_seed(seed)`, seeds the shuffling of
-            prepared loaders together with the epoch (unless `data_seed` is set), and makes random
-            augmentation of a sample depend only on the seed, the epoch and the sample's index, not
-            on the rank, worker or restart that loads it; see the page on checkpoints.
-        global_batch_size: samples per optimizer step. Sets the batch size of prepared loaders
-            according to the run's number of ranks and `gradient_accumulation_steps`.
+        seed: 0 to 2**32 - 1, for a reproducible run. It is passed to `set_seed`, and seeds the
+            shuffling of prepared loaders (unless `data_seed` is set) and random augmentation, which
+            then depends only on the seed, the epoch and the sample's position in the epoch, not on
+            the rank, worker or restart that loads the sample; see the page on checkpoints.
+        global_batch_size: samples per optimizer step. The batch size of prepared loaders is
+            computed from it, the number of ranks and `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: step a scheduler only after an optimizer step.
         gradient_accumulation_plugin: replaces `gradient_accumulation_steps`.
         rng_types: the random generators whose states rank 0 broadcasts at the start of each epoch
@@ -247,7 +247,7 @@ class Accelerator(Process):
         """Prepare one model, as `prepare` does; other types raise UsageError.
 
         Args:
-            device_placement: whether to move the model to `device`; None: as for the Accelerator.
+            device_placement: whether to move the model to `device`; None uses the Accelerator's.
             evaluation_mode: prepare the model for inference: mixed precision and compilation
                 apply, but gradients are not synchronized.
 
@@ -341,7 +341,7 @@ class Accelerator(Process):
 
     @property
     def rng_types(self) -> list[RNGType]:
-        """The random generators that rank 0 broadcasts at the start of each epoch of a loader."""
+        """The random generators whose states rank 0 broadcasts before each epoch of a loader."""
         return self.parts.preparer.rng_types
 
     @rng_types.setter
@@ -350,7 +350,7 @@ class Accelerator(Process):
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """Options for sharding data; changes apply to loaders that are prepared afterwards."""
+        """The options for sharding data; changes apply to loaders that are prepared afterwards."""
         return self.parts.preparer.data
 
     @dataloader_config.setter
@@ -399,8 +399,8 @@ class Accelerator(Process):
             loss: the mean over the micro-batch; with `num_tokens`, the sum over its tokens.
             num_tokens: number of tokens summed in `loss` on this rank, at least 0. The gradients of
                 an optimizer step are then those of the mean loss over the tokens of all its
-                micro-batches and ranks, as for one large batch. With gradient accumulation, pass it
-                for every micro-batch of the step, and call backward once in each.
+                micro-batches and ranks, as for one large batch. With gradient accumulation, pass
+                `num_tokens` and call backward exactly once in every micro-batch of the step.
             kwargs: passed to `loss.backward()`.
 
         Raises:
@@ -423,9 +423,9 @@ class Accelerator(Process):
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch, and return a context for its forward and backward pass.
 
-        Every n-th micro-batch, and the last of a loader, completes an optimizer step of `models`,
-        by default all prepared models; n is `gradient_accumulation_steps`. The last step of an
-        epoch may have fewer micro-batches; each of them still has weight 1/n.
+        With n = `gradient_accumulation_steps`, every n-th micro-batch, and the last micro-batch of
+        a loader, completes an optimizer step of `models`, by default of all prepared models. The
+        last step of an epoch may have fewer micro-batches; each of them still has weight 1/n.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -444,7 +444,7 @@ class Accelerator(Process):
         return self.parts.steps.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass synchronizes gradients inside `no_sync`.
+        """Return a context in which a backward pass synchronizes gradients despite `no_sync`.
 
         Use it for the last of several backward passes under `no_sync(model)`, to synchronize the
         gradients of all these passes. It has no effect with one rank.
@@ -466,8 +466,8 @@ class Accelerator(Process):
 
         Args:
             joinables: prepared models, and other `torch.distributed.algorithms.Joinable` objects.
-            even_batches: overrides the Accelerator's setting inside the block; False repeats no
-                samples, so ranks may have different numbers of batches.
+            even_batches: overrides the Accelerator's setting inside the block. With False, no
+                samples are repeated, so ranks may have different numbers of batches.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -481,7 +481,7 @@ class Accelerator(Process):
         self.parts.steps.set_trigger()
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check; a collective call.
+        """Return whether any rank called `set_trigger()` since the last check; call on every rank.
 
         Examples:
             >>> accelerator.set_trigger()
@@ -495,7 +495,7 @@ class Accelerator(Process):
     ) -> None:
         """Divide gradients by fp16's loss scale, once per step; a no-op in other precisions.
 
-        `optimizer` is one or more optimizers to unscale; None unscales all prepared optimizers.
+        `optimizer` is one optimizer or several; None means all prepared optimizers.
 
         Examples:
             >>> accelerator.unscale_gradients()  # before the script reads or changes gradients
@@ -505,14 +505,14 @@ class Accelerator(Process):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradient norm unless gradients accumulate; return the norm before clipping.
+        """Clip the gradient norm, unless gradients are accumulating, and return it before clipping.
 
         Args:
             max_norm: the maximum total norm of the gradients.
             norm_type: the p of the p-norm; `inf` for the infinity norm.
 
         Returns:
-            The norm before clipping, unscaled in fp16; a tensor of shape [].
+            The norm before clipping, as a tensor of shape []; with fp16, of the unscaled gradients.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))
@@ -525,7 +525,7 @@ class Accelerator(Process):
         return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
+        """Clip each gradient to [-clip_value, clip_value], unless gradients are accumulating.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -541,8 +541,8 @@ class Accelerator(Process):
     ) -> AbstractContextManager[torch.profiler.profile]:
         """Profile the block; with `output_trace_dir`, write the traces of all ranks afterwards.
 
-        The context yields a `torch.profiler.profile`; if it has a schedule, call its `step()` after
-        each step. `profile_handler` overrides the ProfileKwargs in `kwargs_handlers`.
+        The context yields a `torch.profiler.profile`; if it has a schedule, call `profiler.step()`
+        after each step. `profile_handler` overrides the ProfileKwargs in `kwargs_handlers`.
 
         Examples:
             >>> from headway import ProfileKwargs
@@ -558,7 +558,7 @@ class Accelerator(Process):
     def sync_gradients(self) -> bool:
         """Whether gradients are synchronized and optimizers step in this micro-batch.
 
-        Scripts that implement their own accumulation may set it.
+        Scripts that implement their own accumulation may set this property.
         """
         return self.parts.training.accumulation.sync_gradients
 
@@ -613,9 +613,9 @@ class Accelerator(Process):
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are created without allocating their weights.
 
-        It has an effect only with strategies that shard models: `prepare` then initializes one unit
-        at a time with its modules' `reset_parameters()`, or uses weights that rank 0 has already
-        loaded. With other strategies models are created as usual.
+        This has an effect only with strategies that shard models: `prepare` then initializes one
+        unit at a time with `reset_parameters()` of the modules, or uses weights that rank 0 has
+        already loaded. With other strategies, models are created as usual.
 
         Examples:
             >>> with accelerator.empty_init():
@@ -644,7 +644,7 @@ class Accelerator(Process):
             yield inner
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state dict of a model; a collective call.
+        """Return the full state dict of a model; every rank must call this.
 
         With `unwrap`, the keys are those of the unwrapped model.
 
@@ -719,7 +719,7 @@ class Accelerator(Process):
         wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
-        """Save the full training state as a checkpoint and return its folder.
+        """Save the full training state as a checkpoint, and return the checkpoint's folder.
 
         The checkpoint is committed once it is complete. It contains models, optimizers, schedulers,
         the loss scale, registered objects, the positions of prepared loaders, each rank's random
@@ -735,15 +735,15 @@ class Accelerator(Process):
             safe_serialization: has no effect; there is one format, which contains no pickles.
             allow_pickle: pickle the states of registered objects that contain anything other than
                 values and tensors. `load_state` then needs `allow_pickle=True` as well.
-            wait: False: return once the state is copied to CPU memory, from which a thread writes
-                it. The memory is reused for the next checkpoint. `wait_for_checkpoint`,
+            wait: with False, return once the state is copied to CPU memory, from which a thread
+                writes it. The memory is reused for the next checkpoint. `wait_for_checkpoint`,
                 `save_state`, `load_state`, `end_training` and the end of the script wait until the
                 checkpoint is committed.
 
         Raises:
             UsageError: there is no folder to save to, or not every rank calls `save_state`.
             CheckpointError: a rank could not save, or the previous save with `wait=False` failed,
-                in which case nothing is saved. Raised on all ranks; older checkpoints are kept.
+                in which case nothing is saved. All ranks raise it, and older checkpoints are kept.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -775,14 +775,14 @@ class Accelerator(Process):
                 newest checkpoint.
             load_kwargs: unsupported; must be empty.
             allow_pickle: load registered objects that were pickled, which can run arbitrary code.
-            strict: False: load only the weights that both the model and the checkpoint contain.
+            strict: with False, load only the weights that both model and checkpoint contain.
             map_location: has no effect; state is loaded to the device of the live objects.
 
         Raises:
             UsageError: there is no folder to load from, or a `load_state_dict` failed after some
                 objects had changed; the training run must then be restarted.
-            CheckpointError: the checkpoint is missing, damaged, malicious or incompatible; raised
-                on all ranks before any object changes, except for changes made by a hook.
+            CheckpointError: the checkpoint is missing, damaged, malicious or incompatible. All
+                ranks raise it before any object changes, except for changes made by a hook.
         """
         unsupported = {**(load_kwargs or {}), **load_model_func_kwargs}
         reject_unsupported(unsupported, (), "the script's load_state(...)")
@@ -817,9 +817,9 @@ class Accelerator(Process):
 
         Args:
             hook: called as `hook(models, weights, output_dir)` with the unwrapped models, their
-                state dicts, and the folder in which the checkpoint is being written, to which it
-                may add files. The state dicts that remain in the list `weights` on rank 0 are
-                saved. If models are sharded, the same keys must remain on every rank.
+                state dicts, and the folder in which the checkpoint is being written. The hook may
+                add files to the folder. The state dicts that remain in the list `weights` on rank 0
+                are saved. If models are sharded, the same keys must remain on every rank.
 
         Returns:
             A handle whose `remove()` removes the hook.
@@ -837,7 +837,7 @@ class Accelerator(Process):
 
         Args:
             hook: called as `hook(models, input_dir)` with the unwrapped models and the folder of
-                the verified checkpoint. Models that it removes from the list are not loaded.
+                the verified checkpoint. Models that the hook removes from the list are not loaded.
 
         Returns:
             A handle whose `remove()` removes the hook.
@@ -868,12 +868,12 @@ class Accelerator(Process):
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint in the project folder, if any, and log its path.
 
-        Call it on every rank after `prepare` and `register_for_checkpointing`. It considers the
-        checkpoints that `checkpoint` and `save_state` wrote in `project_dir` and its subfolder
+        Call this on every rank after `prepare` and `register_for_checkpointing`. It considers the
+        checkpoints that `checkpoint` and `save_state` wrote to `project_dir` and to the subfolder
         `checkpoints`.
 
         Args:
-            fall_back: if the newest checkpoint is damaged, resume from the newest intact one.
+            fall_back: if the newest checkpoint is damaged, resume from the newest that is intact.
             allow_pickle: as in `load_state`.
 
         Raises:
@@ -888,15 +888,16 @@ class Accelerator(Process):
     ) -> str | None:
         """Save if a save is due; save and exit if the job must stop.
 
-        Call it on every rank at the end of the loop body, in each iteration. It is cheap when no
+        Call this on every rank at the end of the loop body, in each iteration. It is cheap when no
         save is due, and a no-op between the micro-batches of a step. A job must stop after a rank
         or the launcher receives SIGTERM, SIGUSR1, SIGHUP (closed terminal) or Ctrl-C, and at its
         `--time-limit`. All ranks then raise SystemExit after the same step, with code 75 ("saved,
         restart me"), or 130 after Ctrl-C. Signals are handled from the first call on.
 
-        Checkpoints are taken between batches: in a loop over a prepared loader, when the loop
-        requests its next batch; after the last batch, when the next epoch starts, or in
-        `wait_for_checkpoint` or `end_training`. Outside of such loops they are saved immediately.
+        Checkpoints are saved between batches. In a loop over a prepared loader, a checkpoint is
+        saved when the loop requests its next batch; after the last batch, it is saved when the next
+        epoch starts, or in `wait_for_checkpoint` or `end_training`. Outside of such loops,
+        checkpoints are saved immediately.
 
         Checkpoints have names such as `checkpoints/step_00000100` in the project folder. The newest
         `total_limit` checkpoints are kept, or 2 if the project's configuration sets no limit.
@@ -906,10 +907,10 @@ class Accelerator(Process):
                 in each call, also between micro-batches. "auto" saves at Young's interval,
                 sqrt(2 * median duration of the last 3 saves * mean time between failures); until
                 the first failure of this training run, the mean is taken to be 6 hours. The first
-                save is then immediate, and measures the duration.
+                save is then immediate, and its duration is measured.
             allow_pickle: as in `save_state`.
-            wait: False: as in `save_state`, a thread writes while training continues. If the job
-                must stop, `checkpoint` waits anyway.
+            wait: with False, a thread writes while training continues, as in `save_state`. If the
+                job must stop, `checkpoint` waits anyway.
 
         Returns:
             The folder of the checkpoint that was saved or is due.
@@ -917,10 +918,10 @@ class Accelerator(Process):
         Raises:
             UsageError: there is no project folder, no optimizer has been prepared, `every` is
                 invalid, or `resume` was called before `prepare`.
-            CheckpointError: a rank could not save; raised on all ranks, and older checkpoints are
-                kept. With `wait=False` the next call that saves raises it. Catch it to continue
-                training. Also raised if the project folder contains checkpoints of an earlier run
-                and this run has not loaded any of them.
+            CheckpointError: a rank could not save. All ranks raise it, and older checkpoints are
+                kept. With `wait=False`, the next call that saves raises it. Catch it to continue
+                training. It is also raised if the project folder contains checkpoints of an earlier
+                run and this run has not loaded any of them.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
@@ -1048,18 +1049,18 @@ class Accelerator(Process):
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather results for the samples of the current batch in dataset order, without duplicates.
 
-        Call it inside the loop over a prepared loader. Samples that were repeated to even out the
+        Call this inside the loop over a prepared loader. Samples that were repeated to even out the
         batches are dropped. If the last batch is short, results with a full batch's number of rows
-        (`loss.repeat(batch_size)`) are truncated to its size. After the loop, results for all
-        samples of the epoch are gathered rank by rank.
+        (`loss.repeat(batch_size)`) are truncated to the last batch's size. After the loop, results
+        for all samples of the epoch are gathered rank by rank.
 
         Args:
             input_data: tensors with one row, or k rows, per sample of this rank's current batch or,
                 after the loop, one row per sample of the epoch; scalars; lists with one object per
                 row; or tuples, mappings and dataclasses of these. With `even_batches=False`, ranks
-                without a share of the last batch have left the loop: that batch's results are
+                without a share of the last batch have left the loop, so that batch's results are
                 gathered from the remaining ranks, which always include rank 0.
-            use_gather_object: gather tensors and lists of tensors as objects, too.
+            use_gather_object: also gather tensors and lists of tensors as objects.
 
         Returns:
             The same nesting on every rank, with tensors of shape [rows of all ranks, ...], or
@@ -1077,7 +1078,7 @@ class Accelerator(Process):
         return gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:
-        """Return the sum, mean or maximum over ranks of each tensor, times `scale`."""
+        """Return the sum, mean or maximum of each tensor over all ranks, multiplied by `scale`."""
         return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(
@@ -1119,7 +1120,7 @@ class Accelerator(Process):
     # ------------------------------------------------------------------ finish
 
     def end_training(self) -> None:
-        """Finish the run; call it last, on every rank.
+        """Finish the run; call this last, on every rank.
 
         It waits for a checkpoint that is being written, regardless of signals; then it restores the
         signal handlers, finishes trackers (which also happens without this call), waits until the
@@ -1127,7 +1128,7 @@ class Accelerator(Process):
 
         Raises:
             UsageError: another rank continues training or has different weights; the run continues.
-            CheckpointError: the checkpoint could not be saved; all other parts have finished.
+            CheckpointError: the checkpoint could not be saved; everything else has been shut down.
         """
         compare_at_end(self.parts.training, has_split=self.has_split)
         with ExitStack() as ends:

@@ -25,7 +25,7 @@ MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ra
 
 
 class Code:
-    """The id of each cause, explained in errors.md. An id is never changed or reused."""
+    """The ids of all causes, which errors.md explains. An id is never changed or reused."""
 
     UNKNOWN_SETTING = "HW001"
     BAD_VALUE = "HW002"
@@ -130,7 +130,7 @@ class Problem(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The first line: the problem and its id."""
+        """The first line, with the problem and its id."""
         return f"{self.what} [{self.code}]" if self.code else self.what
 
     @property
@@ -144,7 +144,7 @@ class Problem(NamedTuple):
 
 
 class HeadwayError(Exception):
-    """Base class of all errors: what is wrong, where it came from, and how to fix it.
+    """Base class of all errors, which state what is wrong, where it came from and how to fix it.
 
     Args:
         what: a sentence with the offending value.
@@ -239,7 +239,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the closest match of the misspelled `word` among `known`, or None."""
+    """Return the known word that is closest to `word`; None if no known word is similar."""
     from difflib import get_close_matches  # imported only for error messages
 
     matches = get_close_matches(word, list(known), n=1)

@@ -1,4 +1,4 @@
-"""Loggers for multi-rank jobs: log on rank 0, on every rank, or on all ranks in order."""
+"""Loggers for multi-rank jobs, which log on rank 0, on every rank, or on all ranks in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.ipc.run_contract import read_log_level
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     """Return the logger `name`, which logs on rank 0 only by default.
 
-    Its methods accept `main_process_only` and `in_order`; see `MultiProcessAdapter.log`.
+    The logger's methods accept `main_process_only` and `in_order`; see `MultiProcessAdapter.log`.
     Before an Accelerator is created, the rank is read from the launcher's environment variables.
 
     Args:
@@ -76,7 +76,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add `extra`, and the stack level with which records name the script's line."""
+        """Add `extra`, and a stack level that attributes records to the script's line."""
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         kwargs.setdefault("stacklevel", 2)
         return msg, kwargs

@@ -1,4 +1,4 @@
-"""Freeing device memory, and retrying with smaller batches after out-of-memory errors."""
+"""Frees device memory, and retries with smaller batches after out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether this is an out-of-memory error from torch or Python."""
+    """Return whether `error` is an out-of-memory error of torch or Python."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
@@ -100,7 +100,7 @@ def find_executable_batch_size(
 ) -> Any:
     """Retry a function with smaller batch sizes until it fits in memory.
 
-    After an out-of-memory error the size is halved. All ranks use the same size: an error on one
+    After an out-of-memory error, the size is halved. All ranks use the same size: an error on one
     rank reduces the size on all ranks once they have all finished the attempt. If memory runs out
     on a rank while other ranks wait for it in a collective, the error is raised and the run fails.
     Later calls start with the last size that fit.
@@ -158,7 +158,7 @@ def find_executable_batch_size(
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
             _check_decreases(before, size)
         raise OutOfMemory(
-            f"{function.__name__}() ran out of memory with every batch size until it reached 0",
+            f"{function.__name__}() ran out of memory with every batch size above 0 that was tried",
             where=f"the script's {CALL}",
             fix="use a smaller model, shorter inputs, or a device with more memory",
             code=Code.OUT_OF_MEMORY,

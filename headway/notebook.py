@@ -55,7 +55,7 @@ def notebook_launcher(
     monitor_interval: float = 0.1,
     **unsupported: NoReturn,
 ) -> None:
-    """Call `function(*args)` on several ranks, forked from this process, and wait for them.
+    """Fork several ranks from this process, call `function(*args)` on each, and wait for them.
 
     The output of rank 0 is shown in the cell. Create the `Accelerator` inside `function`, and do
     not use a GPU before this call. With one process, `function` is called in this process.

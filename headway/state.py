@@ -36,11 +36,11 @@ _GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
 
 
 class PartialState(Process):
-    """Rank and device of this process, shared by all instances and all Accelerators.
+    """The rank and device of this process, which all instances and Accelerators share.
 
     The first instance, or the first Accelerator, selects the device and initializes the process
-    group. An Accelerator is not required. If one is created later, it uses the same device unless
-    its arguments select another device, which then applies to all instances.
+    group. An Accelerator is not required. An Accelerator that is created later uses the same
+    device, unless its arguments select another device, which then applies to all instances.
 
     Args:
         cpu: use the CPU even if a GPU is available.
@@ -127,13 +127,13 @@ class PartialState(Process):
 
 
 class AcceleratorState(PartialState):
-    """PartialState, with the precision and compiler settings of the newest Accelerator.
+    """A PartialState that also has the newest Accelerator's precision and compiler settings.
 
     Args:
-        mixed_precision: `no`, `fp16` or `bf16`; None uses the launcher's setting, or `no`.
+        mixed_precision: `no`, `fp16` or `bf16`; None means the launcher's setting, or else `no`.
         cpu: use the CPU even if a GPU is available.
-        dynamo_plugin: how models are compiled.
-        arguments: for PartialState; Accelerate's other arguments raise UsageError unless None.
+        dynamo_plugin: settings for compiling models.
+        arguments: passed to PartialState; other arguments of Accelerate must be None.
 
     Raises:
         UsageError: an argument is unknown, or contradicts the existing state.
@@ -236,7 +236,7 @@ def share(
 
 
 def share_accumulation(accumulation: Accumulation) -> GradientState:
-    """Set the accumulation that all GradientStates share; return an instance that keeps it."""
+    """Set the accumulation that all instances share; return an instance that keeps this value."""
     GradientState._shared_state["accumulation"] = accumulation
     own = GradientState.__new__(GradientState)
     own.__dict__ = {**GradientState._shared_state}
@@ -244,7 +244,7 @@ def share_accumulation(accumulation: Accumulation) -> GradientState:
 
 
 class GradientState:
-    """Gradient accumulation state of the newest Accelerator.
+    """The gradient accumulation state of the newest Accelerator.
 
     Args:
         gradient_accumulation_plugin: settings that replace the current settings.
@@ -336,9 +336,9 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """The number of samples in the active loader's last global batch if it is not full.
+        """The number of samples in the active loader's last global batch.
 
-        0 if the batch is full; -1 if unknown or outside of loops.
+        The value is 0 if that batch is full, and -1 if the number is unknown or no loop is active.
         """
         return getattr(self.active_dataloader, "remainder", -1)
 

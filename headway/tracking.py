@@ -1,4 +1,4 @@
-"""Re-exports of the names that scripts import from `accelerate.tracking`."""
+"""Re-exports the names that scripts import from `accelerate.tracking`."""
 
 from headway.trackers.adapters import (
     MLflowTracker as MLflowTracker,

@@ -1,4 +1,4 @@
-"""Re-exports of the names that scripts import from `accelerate.utils`."""
+"""Re-exports the names that scripts import from `accelerate.utils`."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ __getattr__, __dir__ = forward(__name__)
 
 
 class AcceleratedScheduler(PreparedScheduler):
-    """An LR scheduler defined in single-process steps: each `step()` steps once per rank.
+    """An LR scheduler defined in single-process steps, so `step()` steps it once per rank.
 
-    With `split_batches`, where ranks share a batch, it steps once. It does not step during gradient
-    accumulation or after an overflow (fp16). In contrast, the LR schedulers of
+    With `split_batches`, where the ranks share a batch, `step()` steps once. It does not step
+    during gradient accumulation or after an overflow (fp16). In contrast, the LR schedulers of
     `headway.Accelerator` are defined in optimizer steps.
 
     Args:
@@ -112,7 +112,7 @@ class _Preparer(Preparer):
 
 
 def _accepted(arguments: Arguments) -> Arguments:
-    """Raise for arguments that Accelerate's loaders do not support; reset ignored ones."""
+    """Raise UsageError for unsupported arguments; reset arguments that Accelerate ignores."""
     for name in ("seed", "global_batch_size"):
         if getattr(arguments, name) is not None:
             raise UsageError(
@@ -135,13 +135,13 @@ class Accelerator(native.Accelerator):
 
     - An LR scheduler steps once per rank: see `AcceleratedScheduler`.
     - An LR scheduler whose optimizer is not prepared follows all prepared optimizers.
-    - Gradients are clipped in every micro-batch, also during gradient accumulation.
-    - Loaders pad the last round to full batches, see `headway.compat.data_loader`. Only loaders
-      with a custom `__iter__` are sharded as by `headway.Accelerator`.
+    - Gradients are clipped in every micro-batch, even during gradient accumulation.
+    - Loaders pad the last round to full batches; see `headway.compat.data_loader`. Only loaders
+      with a custom `__iter__` are sharded in the same way as by `headway.Accelerator`.
     - `split_batches=True` has no effect as an argument; use `DataLoaderConfiguration`.
-    - `reduce` also sums with `reduction="none"`, in each tensor's dtype; `scale` has no effect.
+    - `reduce` sums even with `reduction="none"`, keeps each tensor's dtype, and ignores `scale`.
     - After `load_state`, a loader restarts its epoch. To resume within the epoch, use
-      `skip_first_batches` or `use_stateful_dataloader=True`. `checkpoint` saves at once, and
+      `skip_first_batches` or `use_stateful_dataloader=True`. `checkpoint` saves immediately, and
       `resume` raises an error.
     """
 
@@ -156,11 +156,11 @@ class Accelerator(native.Accelerator):
     _custom_objects = property(lambda self: self.parts.training.registered)
 
     step = 0
-    """Micro-batches since the start of training or the end of a loader."""
+    """The number of micro-batches since the start of training or the end of a loader."""
 
     @property
     def flag_tensor(self) -> torch.Tensor:
-        """Whether this rank called `set_trigger()`: 0 or 1, of shape []."""
+        """Whether this rank has called `set_trigger()`, as a tensor of shape [] with 0 or 1."""
         return torch.tensor(int(self.parts.steps.is_triggered), device=self.device)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -172,12 +172,12 @@ class Accelerator(native.Accelerator):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradient norm, also during accumulation, and return the norm before clipping."""
+        """Clip the gradient norm, even during accumulation, and return the norm before clipping."""
         unscaled = self.parts.steps.unscaled(parameters)
         return self.parts.training.strategy.clip_grad_norm_(unscaled, max_norm, float(norm_type))
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip gradients to [-clip_value, clip_value], also during accumulation."""
+        """Clip gradients to [-clip_value, clip_value], even during accumulation."""
         unscaled = self.parts.steps.unscaled(parameters)
         self.parts.training.strategy.clip_grad_value_(unscaled, clip_value)
 
@@ -193,7 +193,7 @@ class Accelerator(native.Accelerator):
         return gather_for_metrics(input_data, use_gather_object, strict=False)
 
     def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:
-        """Return the sum, `mean` or `max` of each tensor over all ranks; see the class."""
+        """Return the sum, mean or maximum of each tensor over all ranks; `scale` has no effect."""
         total = super().reduce(tensor, "sum" if reduction == "none" else reduction)
         own = leaves(tensor)  # in the same order
         if reduction == "mean":

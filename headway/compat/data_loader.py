@@ -1,7 +1,7 @@
-"""The names of `accelerate.data_loader`, with its sharding, sampling and resuming.
+"""The names of `accelerate.data_loader`, which shard, sample and resume as Accelerate does.
 
-Last batches are padded with repeated samples; `headway.Accelerator` distributes the remaining
-samples instead.
+Incomplete final batches are padded with repeated samples; `headway.Accelerator` distributes the
+remaining samples instead.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class DataLoaderShard(TrainingLoader):
     it is complete; an epoch of a loader from `skip_first_batches` does not count for the original
     loader. All other attributes are those of `base_dataloader`.
 
-    With `use_stateful_dataloader`, `base_dataloader` is a StatefulDataLoader from torchdata.
-    `isinstance` and methods of this loader match it, and checkpoints include its state.
+    With `use_stateful_dataloader`, `base_dataloader` is a StatefulDataLoader from torchdata. This
+    loader then has the same methods and passes `isinstance`, and checkpoints include its state.
 
     Args:
-        dataset: The dataset for `torch.utils.data.DataLoader`, which also gets `kwargs`.
+        dataset: The dataset, passed to `torch.utils.data.DataLoader` together with `kwargs`.
         device: Device to move batches to. None leaves them in place.
         rng_types: Random number generators to synchronize from rank 0 at the start of each epoch:
-            `torch`, `cuda`, `generator` (the next argument).
+            `torch`, `cuda` or `generator` (see the next argument).
         synchronized_generator: Generator of a sampler or stream.
         skip_batches: Number of batches to skip at the start of each epoch.
         use_stateful_dataloader: See above.
@@ -176,7 +176,7 @@ class DataLoaderShard(TrainingLoader):
             self._load_state_dict(position["state"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch for the next iteration, also in samplers and the dataset."""
+        """Set the epoch number of the next iteration, the samplers and the dataset."""
         self.iteration, batches = epoch, _batches_of(self)
         for part in (batches, getattr(batches, "sampler", None), self.sampler, self.dataset):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
@@ -210,14 +210,14 @@ class DataLoaderShard(TrainingLoader):
 
     @property
     def total_batch_size(self) -> int:
-        """Samples in a global batch."""
+        """The number of samples in a global batch."""
         batches = _batches_of(self)
         is_split, size = getattr(batches, "split_batches", False), batches.batch_size
         return int(size if is_split else size * getattr(batches, "num_processes", 1))
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples over all ranks; TypeError if unknown."""
+        """The number of samples over all ranks; raises TypeError if unknown."""
         data: Any = self.dataset
         return len(data) if (length := getattr(data, "total_length", None)) is None else int(length)
 
@@ -233,7 +233,7 @@ class SkipDataLoader(DataLoaderShard):
 
 
 class DataLoaderDispatcher(DataLoaderShard):
-    """A DataLoader that only rank 0 iterates; each rank takes its slice of the broadcast batches.
+    """A DataLoader that only rank 0 reads; each rank takes its slice of the broadcast batches.
 
     The batches of a round are concatenated and split into equal parts. The last part is padded
     with the first samples of the epoch. Batches must be tensors, possibly nested, with shapes that
@@ -241,7 +241,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     Args:
         dataset, skip_batches, kwargs: see `DataLoaderShard`.
-        split_batches: Split each batch among the ranks, instead of one batch per rank.
+        split_batches: Split each batch among the ranks, instead of reading one batch per rank.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ def prepare_data_loader(
 
     Args:
         device: Device to move batches to if `put_on_device` is set.
-        num_processes, process_index: Default to world size and rank of the process group.
+        num_processes, process_index: Default to the world size and rank of the process group.
         split_batches, even_batches: See `BatchSamplerShard`.
         rng_types: See `DataLoaderShard`.
         dispatch_batches: See `DataLoaderDispatcher`; requires `put_on_device`. None enables it for
@@ -393,7 +393,7 @@ def _share_of(
 
 
 def _with_seedable_sampler(batches: Any, seed: int | None) -> Any:
-    """Return a batch sampler seeded with rank 0's seed if it samples randomly."""
+    """Return a copy of a random batch sampler, seeded by rank 0; return others unchanged."""
     drawn = getattr(batches, "sampler", None)
     if not isinstance(drawn, RandomSampler):
         return batches
@@ -414,7 +414,7 @@ def _generator_of(source: Any) -> Any:
 
 
 def get_sampler(dataloader: Any) -> Any:
-    """Return the sampler of a loader's samples, or None."""
+    """Return the sampler that draws a loader's samples, or None if there is none."""
     return getattr(_batches_of(dataloader), "sampler", None)
 
 
@@ -423,7 +423,7 @@ def _batches_of(loader: Any) -> Any:
 
 
 def _options_of(loader: DataLoader[Any]) -> tuple[dict[str, Any], str]:
-    """Return the arguments of a DataLoader, and the name of the one to shard or skip."""
+    """Return a DataLoader's arguments, and the name of the argument to shard or skip."""
     options = {name: getattr(loader, name) for name in _COPIED}
     if isinstance(loader.dataset, IterableDataset):
         return options | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}, "dataset"

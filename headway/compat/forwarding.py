@@ -1,8 +1,8 @@
-"""Modules of this package that are created on first import and forward their attributes.
+"""Creates modules of this package on first import; their attributes are forwarded.
 
 `replace_accelerate` replaces Accelerate's runtime with Headway's for all imports of `accelerate`
 in this process. Accelerate's runtime modules are not executed; `headway.compat` provides their
-names. Its other modules are executed, but names that Headway implements are replaced.
+names. Accelerate's other modules are executed, but names that Headway implements are replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ utils.offload utils.operations utils.other utils.random utils.rich utils.torch_x
 utils.transformer_engine utils.versions
 """
 MODULES = frozenset(_NAMES.split())
-"""Accelerate's modules without a file in this package: all of their names are forwarded."""
+"""Accelerate's modules without a file in this package; all of their names are forwarded."""
 
 
 class Finder(MetaPathFinder, Loader):
@@ -102,7 +102,7 @@ def replace_accelerate() -> None:
         raise UsageError(
             "accelerate is already imported, so this process would have two runtimes",
             where="the script's replace_accelerate()",
-            fix="call it before the first import of accelerate, and of libraries that import it"
+            fix="call it before the first import of accelerate and of libraries that import it"
             " (trl, peft, diffusers), or start the script with"
             " `headway launch --replace-accelerate`",
             code=Code.TWO_RUNTIMES,
@@ -145,7 +145,7 @@ def _found_by_others(
 
 
 class _PatchingLoader(Loader):
-    """Executes a module of the installed Accelerate and replaces names that Headway implements."""
+    """Executes a module of the installed Accelerate; replaces names that Headway implements."""
 
     def __init__(self, module: str, own: Any) -> None:
         self._module, self._own = module, own
@@ -170,9 +170,9 @@ class _PatchingLoader(Loader):
 
 
 class _Runtime(Loader):
-    """Creates a module with Headway's names; other names of Accelerate raise when called.
+    """Creates a module with Headway's names; Accelerate's other names raise an error when called.
 
-    The installed module is not executed. `module` is its name below `accelerate`.
+    The installed module is not executed. `module` is its name relative to `accelerate`.
     """
 
     def __init__(self, module: str) -> None:

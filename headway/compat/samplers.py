@@ -22,7 +22,7 @@ class BatchSamplerShard(BatchSampler):
             present.
         num_processes: Number of ranks.
         process_index: This rank.
-        split_batches: Take a part of each batch instead of each num_processes-th batch.
+        split_batches: Take a part of each batch instead of every num_processes-th batch.
         even_batches: Pad the last batches with samples from the start. If False, only the first
             ranks get the remaining batches.
 
@@ -45,7 +45,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """Number of batches over all ranks."""
+        """The number of batches over all ranks."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 
     Args:
         dataset: The stream; each rank reads all of it.
-        batch_size: Batch size per rank, or over all ranks with `split_batches`.
+        batch_size: Batch size per rank or, with `split_batches`, over all ranks.
         drop_last: Drop an incomplete last round instead of padding it with samples from the
             start.
         num_processes: Number of ranks.
@@ -93,7 +93,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             require_multiple(self.batch_size, self.num_processes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch for the next iteration, also in the dataset."""
+        """Set the epoch number of the next iteration and of the dataset."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -133,10 +133,10 @@ def require_multiple(batch_size: int | None, num_processes: int) -> None:
     """Raise UsageError unless batches can be split into equal parts."""
     if batch_size is None or batch_size % num_processes:
         raise UsageError(
-            f"split_batches=True, but batch_size {batch_size} is not a round multiple of"
-            f" {num_processes} processes",
+            f"split_batches=True, but batch_size {batch_size} is not a multiple of the number of"
+            f" processes, {num_processes}",
             where="the script's data loader",
-            fix=f"set its batch_size to a multiple of {num_processes}",
+            fix=f"set the loader's batch_size to a multiple of {num_processes}",
             code=Code.BATCH_SIZE,
         )
 

@@ -1,4 +1,4 @@
-"""Hooks into Lightning's Trainer, in both of its packages, through a callback and `Trainer.fit`."""
+"""Hooks into the Trainer of both Lightning packages, through a callback and `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOSS_EVERY_S = 1.0  # reading it waits for the GPU
 
 
 def install(module: ModuleType) -> None:
-    """Hook into `module.Trainer`: training stops, saves and resumes as the launcher requests."""
+    """Hook into `module.Trainer`, so that it stops, saves and resumes as the launcher requests."""
     trainer_class: Any = module.Trainer
     fit, signature = trainer_class.fit, inspect.signature(trainer_class.fit)
     package = module.__name__.removesuffix(".trainer.trainer")

@@ -1,10 +1,10 @@
 """Chooses the checkpoint from which a library's Trainer resumes, and stops all ranks together.
 
-A library's checkpoint is used only if it is listed in the output folder. It is listed after all
-ranks have written it.
+A library's checkpoint is used only if the list in the output folder contains it. A checkpoint is
+listed after all ranks have written their parts.
 
-A training run resumes only if requested: by the script, by `--resume`, by a restart of the ranks
-(`--max-restarts`), or by a scheduler that has requeued the job.
+A training run resumes only if this is requested by the script, by `--resume`, by a restart of the
+ranks (`--max-restarts`), or by a scheduler that has requeued the job.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _trainings: Counter[str] = Counter()  # training runs started in this process, b
 
 
 class TrainerSave(NamedTuple):
-    """A checkpoint or, if it has no path yet, the training run that will save it."""
+    """A checkpoint or, while `path` is empty, the training run that will save one."""
 
     path: str = ""
     owner: str = ""  # the scheduler's job, or the start time of the launch
@@ -48,7 +48,7 @@ class TrainerSave(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """Contents of the list file, newest checkpoint last."""
+    """The contents of the list file, with the newest checkpoint last."""
 
     checkpoints: tuple[TrainerSave, ...] = ()
 
@@ -62,11 +62,11 @@ class TrainingStart(NamedTuple):
 def select_start(
     run: RunContract, folder: Path, given: str | bool | None, is_complete: Callable[[Path], bool]
 ) -> TrainingStart:
-    """Return the start of this process's next training run in `folder`.
+    """Return how this process's next training run in `folder` starts.
 
     The script's own choice (`given`) takes precedence. Restarts and requeued jobs resume from the
-    checkpoints of the job, or of the launch outside of a job. Otherwise `--resume` applies; a path
-    applies only to the script's first training run in the folder.
+    checkpoints of the job or, outside a job, of the launch. Otherwise, `--resume` applies; if it is
+    a path, it applies only to the script's first training run in the folder.
 
     Raises:
         CheckpointError: `--resume latest` finds no checkpoint, or a path does not exist.
@@ -84,7 +84,7 @@ def select_start(
     if why and saved:
         return TrainingStart(upcoming, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
     if run.resume is None:
-        line = f"{why} before it had saved: starting from the beginning" if why else ""
+        line = f"{why} before a checkpoint was saved: starting from the beginning" if why else ""
         return TrainingStart(upcoming, None, line)
     if run.resume not in NEWEST:
         own = _named(run, Path(run.resume), is_complete) if number == 1 else []
@@ -93,7 +93,7 @@ def select_start(
             "no complete checkpoint to resume from",
             where=f"{folder}, requested by {run.origins.get('resume', 'resume')}",
             fix=f"omit resume to start from the beginning; --resume {IF_ANY} does so only if there"
-            " is no checkpoint; if one was saved without Headway, use --resume FOLDER",
+            " is no checkpoint; use --resume FOLDER for a checkpoint saved without Headway",
             code=Code.NO_CHECKPOINT,
         )
     if own:
@@ -114,7 +114,7 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
 
 
 def read_list(folder: Path) -> list[TrainerSave]:
-    """Return the checkpoints listed in a folder that still exist, the newest last.
+    """Return the folder's listed checkpoints that still exist, newest last.
 
     Raises:
         CheckpointError: the list cannot be read.
@@ -153,10 +153,10 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
 
 
 def log_start(library: str, start: TrainingStart, folder: Path) -> None:
-    """Log on rank 0 that Headway is hooked into a library, and `start.line`, equal on all ranks.
+    """Log on rank 0 that Headway is hooked into a library, and how training starts.
 
     Raises:
-        CheckpointError: a rank cannot see the checkpoint.
+        CheckpointError: a rank cannot see the checkpoint from which rank 0 resumes.
     """
     process_progress().note_output_path(PROJECT, str(folder))
     rank, size = rank_and_size()
@@ -181,7 +181,7 @@ def log_start(library: str, start: TrainingStart, folder: Path) -> None:
 
 @contextmanager
 def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
-    """Wrap methods of an object; each wrapper is called with the method and its arguments."""
+    """Wrap an object's methods in a block; a wrapper gets the method and its arguments."""
     own = vars(owner)
     before = {name: own[name] for name in wrappers if name in own}
     own.update({name: partial(wrap, getattr(owner, name)) for name, wrap in wrappers.items()})
@@ -210,7 +210,7 @@ class TrainerPreemption:
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
-            log_once("note: training is not in the main thread, so signals end the process")
+            log_once("note: training is not in the main thread, so signals terminate the process")
 
     def should_stop(self) -> bool:
         """Return whether the job must stop; all ranks must call this the same number of times."""

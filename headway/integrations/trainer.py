@@ -2,7 +2,7 @@
 
 Each rank's Trainer writes its files directly to the checkpoint's folder, and rank 0 then writes
 `trainer_state.json`, which is removed before a folder is overwritten. A checkpoint is complete if
-it contains that file and is listed. It is listed after the files of all ranks are flushed.
+it contains that file and is listed. It is listed after the files of all ranks have been flushed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headway.ipc.run_contract import RunContract, read_run
 
 
 def install(module: ModuleType) -> None:
-    """Hook into `module.Trainer`: training stops, saves and resumes as the launcher requests.
+    """Hook into `module.Trainer`, so that it stops, saves and resumes as the launcher requests.
 
     Raises AttributeError if the version of transformers is unsupported.
     """
@@ -49,7 +49,8 @@ def install(module: ModuleType) -> None:
         is_own = trial is not None or stops_itself or self.args.world_size != rank_and_size()[1]
         if run is not None and stops_itself and run.resume is not None:
             raise UsageError(
-                "enable_jit_checkpoint cannot be used with --resume: Trainer resumes by itself",
+                "enable_jit_checkpoint cannot be used with --resume, because Trainer resumes by"
+                " itself",
                 where=f"TrainingArguments; {run.origins.get('resume', 'resume')}",
                 fix="remove enable_jit_checkpoint or --resume",
                 code=Code.CONTRADICTS_RUN,
@@ -78,8 +79,8 @@ def is_complete(checkpoint: Path) -> bool:
 class _Callback(TrainerCallback):  # type: ignore[misc]
     """Reports progress, and saves and stops training on preemption.
 
-    It runs after all other callbacks, so that it sees their decisions. If an evaluation is due, it
-    runs before the checkpoint is saved, as usual in Trainer.
+    The callback runs after all other callbacks, so that it sees their decisions. If an evaluation
+    is due, Trainer evaluates before it saves the checkpoint, as usual.
     """
 
     def __init__(self, trainer: Any, run: RunContract, start: TrainingStart) -> None:
@@ -142,7 +143,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         save(*args, **kwargs)
 
     def complete(self, save: Callable[[str], None], output_dir: str) -> None:
-        """Wait for the last files of all ranks before rank 0 writes the state."""
+        """Save, wait for the files of all ranks, and flush and list the checkpoint on rank 0."""
         save(output_dir)
         self.stopping.barrier()
         if self._trainer.args.should_save:
@@ -152,7 +153,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Skip training if the checkpoint is at `max_steps`; Trainer would take another step."""
+        """Skip the epoch if the checkpoint is at `max_steps`; Trainer would take another step."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True

@@ -1,1 +1,1 @@
-"""Migration of scripts from Accelerate: name mapping, differences, import rewriting. No torch."""
+"""Migration of scripts from Accelerate: maps names, lists differences and rewrites imports."""

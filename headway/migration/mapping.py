@@ -16,8 +16,8 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
 }
-"""Headway's modules with the names of Accelerate's module (relative to `accelerate`), besides the
-module of the same name."""
+"""Headway modules that also define names of an Accelerate module, whose path is relative to
+`accelerate`; Headway's module of the same name comes first."""
 
 _BATCH_SIZE = {
     "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
@@ -46,13 +46,13 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }
-"""Paths of Headway's definitions by Accelerate's module and name; these take precedence."""
+"""Paths of Headway's definitions, keyed by Accelerate's module and name; checked first."""
 
 
 def headway_path(module: str, name: str) -> str | None:
-    """Return the path of Headway's definition of a name in Accelerate's module, or None.
+    """Return the path of Headway's definition of a name in Accelerate's module; None if missing.
 
-    `module` is relative to `accelerate`; "" is the package. `utils.*` includes all of `utils`.
+    `module` is relative to `accelerate`; "" is the package. `utils.*` have the names of `utils`.
     """
     for home in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in DEFINITIONS.get(home, {}):
@@ -69,7 +69,7 @@ def names_in(module: str) -> list[str]:
 
 
 def import_source(name: str) -> str | None:
-    """Return Headway's module from which to import a name of any Accelerate module."""
+    """Return the Headway module from which to import a name of any Accelerate module."""
     files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
     others = (name for name in import_module(f"{COMPAT}.forwarding").MODULES if "." not in name)
     for module in ("", *sorted({*files, *others})):
@@ -119,10 +119,10 @@ def public_names(module: str) -> frozenset[str]:
 
 @cache
 def module_exists(name: str) -> bool:
-    """Return whether a module can be imported; imports its parents."""
+    """Return whether a module can be imported. The check imports the module's parents."""
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is not a package
+    except ModuleNotFoundError:  # the parent is not a package
         return False
 
 

@@ -1,4 +1,4 @@
-"""Accelerate's names without a counterpart in Headway: purpose, alternative, and the errors."""
+"""Accelerate's names without a counterpart in Headway: their purposes, alternatives and errors."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ FEATURES = (
     ),
     Feature(
         "attributes that repeat the script's arguments",
-        "keep the handler; accelerator.dataloader_config and"
-        " accelerator.autocast(AutocastKwargs(enabled=False)) do the rest",
+        "keep the handler in a variable; use accelerator.dataloader_config, and"
+        " accelerator.autocast(AutocastKwargs(enabled=False)) to disable autocast",
         (),
         _names("""
             ddp_handler scaler_handler init_handler autocast_handler profile_handler native_amp
@@ -175,13 +175,13 @@ _MEMBERS = _names("""
 
 
 def feature_of_name(module: str, name: str) -> Feature | None:
-    """Return the feature of a missing name in Accelerate's module; "" is the package."""
+    """Return the feature that a missing name of Accelerate's `module` belongs to."""
     named = (feature for feature in FEATURES if name in feature.names)
     return next(named, None) or feature_of_module(name) or feature_of_module(module)
 
 
 def feature_of_member(name: str) -> Feature | None:
-    """Return the feature of a missing member or argument of an Accelerator or its state."""
+    """Return the feature that a missing member or argument of an Accelerator belongs to."""
     return feature_of_name("", name) if name in _MEMBERS else None
 
 
@@ -202,7 +202,7 @@ class MissingImportError(UsageError, ImportError):
 def raise_missing(module: str, name: str, asked: str) -> NoReturn:
     """Raise the error for a missing name; called from a module's `__getattr__`.
 
-    `module` is Accelerate's counterpart, below `accelerate`; `asked` is Headway's module.
+    `module` is Accelerate's module, relative to `accelerate`; `asked` is Headway's module.
 
     Raises:
         MissingImportError: The name exists in Accelerate and is imported with `from ... import`.
@@ -225,7 +225,7 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
 
 
 def raise_if_missing(name: str, asked: object) -> None:
-    """Raise MissingAttributeError if the object has a member `name` in Accelerate."""
+    """Raise MissingAttributeError if Accelerate's version of the object has a member `name`."""
     feature = feature_of_member(name)
     if feature is not None:
         raise _missing(MissingAttributeError, name, feature, f"{type(asked).__name__}.{name}")
@@ -234,8 +234,8 @@ def raise_if_missing(name: str, asked: object) -> None:
 def placeholder_class(name: str, feature: Feature, asked: str) -> type:
     """Return a placeholder class for a name of Accelerate.
 
-    Libraries import names that they may never use. `isinstance` with the class returns False;
-    calling it or accessing an attribute raises MissingAttributeError. `asked` names it in errors.
+    Libraries import names that they may never use. `isinstance` with the class returns False, and
+    calling it or accessing an attribute raises MissingAttributeError. Errors contain `asked`.
     """
 
     def refuse() -> NoReturn:

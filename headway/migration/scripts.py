@@ -1,6 +1,6 @@
-"""Analysis of scripts: the names that they use from Accelerate, differences, import rewriting.
+"""Analyzes scripts: finds the names that they use from Accelerate, and rewrites their imports.
 
-Works on the syntax tree; scripts are not executed.
+The analysis reads the syntax tree; scripts are not executed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 class Script:
-    """A parsed script. `attributes` are those of `accelerator` and other names for an Accelerator.
+    """A parsed script; `attributes` are those of variables that refer to an Accelerator.
 
     Raises:
         SyntaxError: The text is not valid in this Python version.
@@ -49,10 +49,10 @@ class Script:
         self.imports: list[ast.Import | ast.ImportFrom] = []
         self.packages: set[str] = set()
         self.names: dict[tuple[str, str], Lines] = {}
-        """Lines by Accelerate's module, below `accelerate`, and name; "" for the module itself."""
+        """Lines, keyed by the module relative to `accelerate`, and the name or ""."""
         self.attributes: dict[str, Lines] = {}
         self.keywords: dict[str, Lines] = {}
-        """Lines by keyword argument of `Accelerator(...)`, except arguments that are None."""
+        """Lines, keyed by the arguments of `Accelerator(...)` that are not None."""
         self.schedules: Lines = []  # of calls whose name suggests that they create an LR scheduler
         self._modules: dict[str, str] = {}  # Accelerate's modules by the script's names
         nodes = [*ast.walk(ast.parse(text))]
@@ -154,7 +154,7 @@ def _is_original(module: str) -> bool:
 
 
 def find_scripts(path: str) -> Iterator[str]:
-    """Yield `path`, or all `.py` files below it, except in hidden folders and environments."""
+    """Yield `path` or, for a folder, its `.py` files outside hidden folders and environments."""
     if not os.path.exists(path):
         raise ConfigError(
             f"{path} does not exist",
@@ -240,7 +240,7 @@ def _edits(
 
 
 MISSING, DIFFERS, SAME = "missing", "differs", "same"
-"""Status of a name in Headway, in the order of the rows."""
+"""The status of a name in Headway; rows are sorted in this order."""
 
 
 class Finding(NamedTuple):
@@ -259,7 +259,7 @@ class ApiDifference(NamedTuple):
 
 _CLIP = (
     "gradients are not clipped during accumulation; Accelerate clips each partial sum",
-    "the norm of a partial sum is not the gradient's",
+    "the norm of a partial sum is not the norm of the gradient",
 )
 _HALVES = (
     "each attempt halves the batch size; Accelerate multiplies it by 0.9",
@@ -274,9 +274,9 @@ _DISPATCHED = (
 
 SCHEDULE_STEPS = ApiDifference(
     "Accelerator.prepare",
-    "an LR scheduler steps once per optimizer step; in Accelerate once per rank",
+    "an LR scheduler steps once per optimizer step; in Accelerate, it steps once per rank",
     "set its length in optimizer steps: len(loader) after prepare, without a factor"
-    " of num_processes; or adopt with --compat",
+    " of num_processes; or run `headway adopt --compat`",
 )
 DIFFERENCES = (
     SCHEDULE_STEPS,
@@ -326,11 +326,11 @@ DIFFERENCES = (
 
 
 def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
-    """Return the names that a script uses, by status: missing, differs, same.
+    """Return the names that a script uses, sorted by status: missing, differs, same.
 
-    All differences of a name are listed, even if they do not affect the script; that of schedules
-    has the lines that may create one. If `compat` is set or all names come from `headway.compat`,
-    there are no differences.
+    All known differences are listed, even if they do not affect the script. The difference for LR
+    schedulers is listed with the lines that may create one. If `compat` is set or all names come
+    from `headway.compat`, there are no differences.
     """
     only_compat = compat or all(map(_imports_compat, script.imports))
     rows = []

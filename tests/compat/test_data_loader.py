@@ -215,7 +215,7 @@ def test_first_batches_are_left_out_alike(skip: int) -> None:
 def test_what_cannot_be_split_is_a_value_error_in_both() -> None:
     loader: Any = DataLoader(range(9), batch_size=3)  # type: ignore[arg-type]
     for lib in BOTH:
-        with pytest.raises(ValueError, match="round multiple"):
+        with pytest.raises(ValueError, match="multiple of"):
             lib.prepare_data_loader(loader, num_processes=2, process_index=0, split_batches=True)
         with pytest.raises(ValueError, match="put_on_device=True"):
             lib.prepare_data_loader(loader, dispatch_batches=True)

@@ -20,7 +20,7 @@ __getattr__, __dir__ = forward(__name__)
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Return whether an error, including a RuntimeError with this message, means out of memory."""
+    """Return whether memory ran out; a RuntimeError is recognized by its message."""
     says_so = isinstance(exception, RuntimeError) and " out of memory." in str(exception)
     return says_so or is_out_of_memory(exception)
 
@@ -30,9 +30,9 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """Run `function` with smaller batch sizes until it fits in memory.
+    """Retry `function` with smaller batch sizes until it fits in memory.
 
-    Like `headway.memory.find_executable_batch_size`, but with Accelerate's factor of 0.9.
+    This is `headway.memory.find_executable_batch_size` with Accelerate's factor of 0.9.
     """
     if function is None:
         return partial(

@@ -1,7 +1,7 @@
-"""Names of `accelerate.utils.fsdp_utils`: save a sharded model or its optimizer in a folder.
+"""Names of `accelerate.utils.fsdp_utils`, which save and load a sharded model or its optimizer.
 
-Used by transformers' Trainer. Each folder is a checkpoint like those of `save_state`: written in
-parts, verified when loaded, for any number of ranks.
+transformers' Trainer calls them. Each folder is a checkpoint like those of `save_state`: it is
+written in parts, is verified when loaded, and can be loaded on any number of ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def save_fsdp_model(
     """Save a model's weights to `output_dir/pytorch_model_fsdp_0`; must be called on every rank.
 
     Args:
-        fsdp_plugin: Ignored: there is only one format.
+        fsdp_plugin: Has no effect, because there is only one format.
         accelerator: The Accelerator that prepared `model`.
         model_index: Number in the name of the folder.
         adapter_only: Save only the trainable weights of a peft model.
@@ -126,7 +126,7 @@ def load_fsdp_optimizer(
 
 
 def _only(accelerator: Any, *objects: Any) -> Training:
-    """Return a copy of the accelerator's training with only these prepared objects."""
+    """Return a copy of the accelerator's Training that has only these prepared objects."""
     training: Training = accelerator.parts.training
     prepared = [training.find(obj) for obj in objects]
     if None in prepared:
@@ -168,7 +168,7 @@ def _load(
         raise CheckpointError(
             f"{folder.name} does not exist: the checkpoint is from a run without sharding",
             where=str(folder.parent),
-            fix="resume with the strategy that saved it, such as `--strategy ddp`, or start over",
+            fix="resume with the strategy of that run, such as `--strategy ddp`, or start over",
             code=Code.MISMATCH,
         )
     call_barrier("the loading of a sharded model or optimizer")
@@ -181,6 +181,6 @@ def _load(
 
 
 def _named(folder: Folder, name: str) -> Path:
-    """Return the folder `name` in `folder`, or `folder` itself if it has this name."""
+    """Return the folder `name` inside `folder`, or `folder` itself if that is its name."""
     given = Path(folder)
     return given if given.name == name else given / name
