@@ -113,12 +113,12 @@ def build_model() -> nn.Module:
 
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model: nn.Module, loader: Any) -> tuple[int, int]:
-    """Return the numbers of correct and of all test samples, over all ranks."""
+    """Return the number of correct test samples and of all test samples, over all ranks."""
     model.eval()
     num_correct = num_samples = 0
     for images, labels in loader:
         predictions = model(images).argmax(dim=1)
-        # drops the samples that were repeated to make the ranks' batches equal
+        # drops the samples that were repeated to make the ranks' batches equal in size
         predictions, labels = accelerator.gather_for_metrics((predictions, labels))
         num_correct += int((predictions == labels).sum())
         num_samples += len(labels)

@@ -4,7 +4,7 @@
     headway launch --strategy fsdp --activation-checkpointing examples/fsdp.py       on several GPUs
     python examples/fsdp.py                                       one process, nothing is sharded
 
-The same script trains in one process. It creates the model without memory, initializes it unit by
+The same script trains in one process. It creates the model without data, initializes it unit by
 unit, saves a sharded checkpoint, resumes from it with a new model, and exports safetensors files.
 """
 

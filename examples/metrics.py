@@ -66,7 +66,7 @@ def build_metrics() -> MetricCollection:
     """Return the metrics of one rank.
 
     Each rank updates its metrics with the samples of all ranks. By default, torchmetrics would also
-    sum the states over the ranks and count each sample several times: sync_on_compute=False.
+    sum the states over the ranks, which would count samples twice: sync_on_compute=False.
     """
     return MetricCollection(
         {

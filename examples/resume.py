@@ -1,6 +1,6 @@
 """Train on handwritten digits. Stop or kill the script at any time; run it again to resume.
 
-It can resume on a different number of ranks, because seed and batch size do not depend on it.
+It can resume on another number of ranks: neither the seed nor the global batch size changes.
 
     python examples/resume.py                                     one process
     headway launch --cpu --num-processes 2 examples/resume.py     two ranks on the CPU
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A training that can be interrupted at any time.")
+    parser = argparse.ArgumentParser(description="Train; interrupt at any time.")
     parser.add_argument("--project", type=Path, default=Path("runs/resume"), help="folder")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--every", default="50", help="steps, or a duration such as 10m")

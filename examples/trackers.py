@@ -25,7 +25,7 @@ LOG_EVERY = 5  # optimizer steps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Log a training.")
+    parser = argparse.ArgumentParser(description="Train and log the loss.")
     parser.add_argument("--tracker", default="jsonl", help="jsonl, tensorboard, wandb, mlflow, ...")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="folder for the logs")
     args = parser.parse_args()

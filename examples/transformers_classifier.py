@@ -1,4 +1,4 @@
-"""Train a classifier of the transformers library on generated praise and complaints; no download.
+"""Train a classifier from transformers on generated praise and complaints, without downloads.
 
     python examples/transformers_classifier.py                       one process, about 10 s
     headway launch --cpu --num-processes 2 examples/transformers_classifier.py
@@ -104,7 +104,7 @@ def collate(samples: list[tuple[str, int]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> tuple[int, int]:
-    """Return the numbers of correct and of all test samples, over all ranks."""
+    """Return the number of correct test samples and of all test samples, over all ranks."""
     model.eval()
     num_correct = num_samples = 0
     for batch in loader:
