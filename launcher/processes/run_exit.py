@@ -43,7 +43,7 @@ class RunExit(NamedTuple):
     line: str = ""
     failure: Failure | Hang | ServerDeath | None = None
     remote_failure: Failed | None = None
-    repeats: str = ""  # appended to the cause of a repeated failure
+    repeats: str = ""  # why the failure is a repeated one, for the details
 
 
 def run_exit_of(run: RunOutcome) -> RunExit:
@@ -90,4 +90,4 @@ def _repeated(run: RunOutcome, run_exit: RunExit) -> RunExit:
     if not run.repeats:
         return run_exit
     codes = f"exit code {REPEATED}, not the rank's own {run_exit.code}"
-    return run_exit._replace(code=REPEATED, repeats=f"; {codes}: {run.repeats}; {run.restarts}")
+    return run_exit._replace(code=REPEATED, repeats=f"{codes}: {run.repeats}; {run.restarts}")

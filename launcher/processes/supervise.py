@@ -209,7 +209,9 @@ def _signals(agent: Agent) -> Iterator[None]:
 def _report(agent: Agent, run_exit: RunExit, folder: str | None) -> None:
     """Log the run's report, or raise WorkerFailed to report a failure."""
     failure, remote_failure = run_exit.failure, run_exit.remote_failure
-    anyway = "; --restart-anyway restarts the ranks regardless" if run_exit.repeats else ""
+    again, anyway = "", ""
+    if run_exit.repeats:
+        again, anyway = "; repeated failure", "; --restart-anyway restarts the ranks regardless"
     if run_exit.line:
         log(run_exit.line)
         return
@@ -220,9 +222,10 @@ def _report(agent: Agent, run_exit: RunExit, folder: str | None) -> None:
         aftermath = describe_killed(agent.exits)
     if (failed := failure or remote_failure) is not None:
         raise WorkerFailed(
-            failed.cause + aftermath + run_exit.repeats,
+            failed.cause + aftermath + again,
             where=where,
             fix=failed.fix + anyway,
-            details=failed.details,  # only machine 0 has the details of other machines
+            # only machine 0 has the details of other machines
+            details=f"{failed.details}\n{run_exit.repeats}".strip("\n"),
             exit_code=run_exit.code,
         )

@@ -162,8 +162,9 @@ def train(how: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one_at_once() -> None:
     done = train("hopeless")
     assert (done.returncode, done.stdout.count("tried 0")) == (76, 2), done.stderr
-    *_, cause = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert "exit code 76, not the rank's own 1: ValueError at " in cause
+    assert re.search("^error: .{,80}; repeated failure$", done.stderr, re.MULTILINE)
+    *_, cause = (line for line in done.stderr.splitlines() if "exit code 76" in line)
+    assert cause.startswith("  exit code 76, not the rank's own 1: ValueError at ")
     end = "as in the previous failure with no new step in between; 1 of 2 restarts used"
     assert cause.endswith(f"after step 5 {end}")
     assert restarts(find(None)) == [

@@ -128,6 +128,6 @@ def test_how_a_run_ends(ends: list[RankExit], known: dict[str, Any], code: int, 
         assert ending.line == shown
     else:
         assert report.cause.startswith(shown)
-    said = f"; exit code 76, not the rank's own {report.exit_code if report else 0}: "
+    said = f"exit code 76, not the rank's own {report.exit_code if report else 0}: "
     said += "KeyError again; 1 of 5 restarts used"
     assert ending.repeats == (said if "repeats" in known else "")
