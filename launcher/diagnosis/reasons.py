@@ -16,6 +16,7 @@ from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
     DEBUGGER_LEFT,
+    DEVICE_IDS_ON_CPU,
     DISK_FAILED,
     DISK_FULL,
     LOADER_WORKER_ENDED,
@@ -102,14 +103,20 @@ REASONS = (
     _for_crash(
         "no_nccl",
         lambda crash: contains(crash.message, NO_NCCL),
-        "NCCL requires NVIDIA GPUs and a CUDA build of torch: on CPUs, use "
-        'init_process_group("gloo")',
+        "NCCL requires NVIDIA GPUs and a CUDA build of torch: on CPUs, pass "
+        "init_process_group() the backend gloo, which some scripts take as an argument",
     ),
     _for_crash(
         "no_gpu",
         lambda crash: contains(crash.message, NO_GPU),
         "the script requests a GPU, but torch finds none here (`headway doctor` prints why): "
-        'use accelerator.device, or torch.device("cpu")',
+        "omit calls of torch.cuda on a machine without a GPU, and use the device cpu, or "
+        "accelerator.device if the script has an Accelerator",
+    ),
+    _for_crash(
+        "device_ids_on_cpu",
+        lambda crash: contains(crash.message, DEVICE_IDS_ON_CPU),
+        "the model is on the CPU: omit device_ids and output_device, or move it to a GPU first",
     ),
     _for_crash(
         "no_kernels",
@@ -126,6 +133,11 @@ REASONS = (
         "/dev/shm, which loader workers use to pass batches, is full: start the container with "
         "`docker run --shm-size=8g`, mount an emptyDir of medium Memory at /dev/shm in Kubernetes, "
         "or set num_workers=0",
+    ),
+    _for_crash(
+        "disk_full",
+        lambda crash: crash.kind == "OSError" and contains(crash.message, [DISK_FULL]),
+        "the disk is full: free space, or write to another disk",
     ),
     _for_crash(
         "wrapped_model",

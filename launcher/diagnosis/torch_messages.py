@@ -43,6 +43,8 @@ NO_GPU = (
         "no NVIDIA driver on your system", "torch sources, cuda/__init__.py and CUDAFunctions.cpp"
     ),
     Text("No CUDA GPUs are available", "torch sources, CUDAFunctions.cpp"),
+)
+DEVICE_IDS_ON_CPU = (
     Text("or CPU modules, but got device_ids", "torch 2.13.0, nn/parallel/distributed.py"),
 )
 NO_KERNELS = (

@@ -84,7 +84,7 @@ NO_SPACE = "[Errno 28] No space left on device"
             "shm",
         ),
         ("OSError", f"_multiprocessing.SemLock(\n{NO_SPACE}", "--shm-size"),
-        ("OSError", NO_SPACE, "fix the script at the line"),
+        ("OSError", NO_SPACE, "free space"),
         ("AttributeError", "'DistributedDataParallel' object has no attribute 'w'", "unwrap_model"),
         ("AttributeError", "'Net' object has no attribute 'w'", "fix the script at the line"),
         ("EOFError", "EOF when reading a line", "as an argument"),
@@ -106,7 +106,8 @@ NO_SPACE = "[Errno 28] No space left on device"
             "TMPDIR",
         ),
         ("AcceleratorError", "CUDA error: no kernel image is available for", "headway doctor"),
-        ("RuntimeError", NO_NCCL, 'init_process_group("gloo")'),
+        ("RuntimeError", NO_NCCL, "the backend gloo"),
+        ("ValueError", "GPU modules or CPU modules, but got device_ids [0]", "omit device_ids"),
     ],
 )
 def test_a_known_exception_has_a_fix_of_its_own(kind: str, message: str, fix: str) -> None:
