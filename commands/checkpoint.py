@@ -18,12 +18,12 @@ from headway.checkpoint.folders import (
     recover,
     resolve_checkpoint,
 )
-from headway.checkpoint.manifest import NAME, Manifest, read_manifest, unlisted_files, verify
+from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent
-from headway.ipc.stderr import log, shown
+from headway.ipc.stderr import log, shown, size
 
 ACTIONS = ("ls", "verify", "prune", "export")
 _ACTION_OF_FLAG = {"keep": "prune", "model": "export"}
@@ -91,7 +91,12 @@ def make_parser() -> Parser:
 def _checkpoint_folder(folder: Path) -> Path:
     """Return the folder that contains the checkpoints: `folder`, or its subfolder in a project."""
     if is_absent(folder):
-        read_manifest(folder)  # raises the error that `verify` reports
+        raise CheckpointError(
+            "the folder does not exist",
+            where=shown(str(folder)),
+            fix="pass the project_dir of the Accelerator, or the folder that it saves to",
+            code=Code.NO_CHECKPOINT,
+        )
     below = folder / PROJECT_FOLDER
     return folder if is_absent(below) or own_checkpoints_in(folder) else below
 
@@ -120,7 +125,7 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
         str(manifest.step),
         str(manifest.epoch),
         str(manifest.world_size),
-        f"{sum(file.size for file in manifest.files) / 2**20:.1f} MiB",
+        size(sum(file.size for file in manifest.files)),
         when(manifest.saved_at),
     )
 

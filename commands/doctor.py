@@ -19,7 +19,7 @@ from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.ipc.paths import installer_of
 from headway.launcher.clusters.cluster_settings import cluster_layer
-from headway.machine.facts import OLDEST_TORCH, HostFacts, Machine
+from headway.machine.facts import NEWEST_TORCH, OLDEST_TORCH, HostFacts, Machine
 from headway.machine.gpus import admin_fix, availability_fixes, gpu_fixes, kernel_fixes
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
@@ -120,7 +120,11 @@ def _torch(machine: Machine) -> Iterator[Check]:
     else:
         builds = {"CUDA": torch.cuda, "ROCm": torch.hip, "XPU": torch.xpu}
         build = next((f"{name} {text}" for name, text in builds.items() if text), "")
-        yield Check("torch", OK, f"torch {torch.version}" + (f", built for {build}" * bool(build)))
+        newest = ".".join(map(str, NEWEST_TORCH))
+        what = f"torch {torch.version}" + f", built for {build}" * bool(build)
+        if numbers(torch.version) > (*NEWEST_TORCH, 999):
+            what += f"; Headway is tested with torch up to {newest}"
+        yield Check("torch", OK, what)
 
 
 def _device(machine: Machine) -> Iterator[Check]:
@@ -205,7 +209,9 @@ def _variables(host: HostFacts) -> Check:
     is_rank = "RANK" in host.variables
     stale = [name for name in LAUNCH_VARIABLES if is_rank and name in host.variables]
     if not stale:
-        return Check("variables", OK, f"{len(host.variables)} that affect training")
+        return Check(
+            "variables", OK, "affecting training: " + (", ".join(sorted(host.variables)) or "none")
+        )
     what = (
         f"{', '.join(stale)}: left over from another launch; a script run with plain python would "
         "wait for that launch's ranks"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
@@ -20,8 +21,9 @@ UNKNOWN = "unknown"
 """The status of a run whose exit was not recorded."""
 _NAMED = {0: "ok", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "repeated failure"}
 _LEAST_STEPS = 20  # before a rank can be reported as slow
+_MAX_SCRIPT = 22  # characters, where nothing is wrapped; `--json` has all
 _OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
-"""Columns that are omitted on a narrow terminal."""
+"""Columns that are omitted on a narrow terminal, or if no run has a value."""
 _HEAD = (
     *("run", "began", "script", "ranks", "ended", "restarts", "steps", "samples/s", "training"),
     "took",
@@ -53,6 +55,11 @@ def main(argv: Sequence[str]) -> int:
             log("no runs are recorded yet: `headway launch` records each run")
         if records and (line := command_line(records[-1])):
             log(f"to repeat the newest: {line}")
+        if any(record.end is None and not is_running(record) for record in records):
+            log(
+                f"{UNKNOWN}: of a killed run, or of a single process without an Accelerator, the"
+                " exit is not recorded; --supervise records it"
+            )
     if refused:
         others = len(refused) - 1
         log(f"note: {refused[-1]}" + f"; {others} more cannot be read" * (others > 0))
@@ -101,7 +108,9 @@ def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Return the script as typed, or its path if another script was typed in the same way."""
     name, path = record.start.program, record.start.script
     is_only = {record.start.script for record in records if record.start.program == name} == {path}
-    return name if is_only else path or name
+    script = name if is_only else path or name
+    is_long = len(script) > _MAX_SCRIPT and not sys.stdout.isatty()
+    return "..." + script[3 - _MAX_SCRIPT :] if is_long else script
 
 
 def _row(record: RunRecord, script: str) -> tuple[str, ...]:
@@ -114,7 +123,7 @@ def _row(record: RunRecord, script: str) -> tuple[str, ...]:
         outcome(record),
         _restarts_used(record) if record.attempts[1:] else "-",
         str(record.num_steps or "-"),
-        "-" if speed is None else f"{speed:.4g}",
+        "-" if speed is None else f"{speed:,.0f}" if speed >= 1000 else f"{speed:.4g}",
         "-" if (parts := record.shares) is None else f"{parts['training'] * 100:.0f} %",
         duration(record),
     )

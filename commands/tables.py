@@ -24,7 +24,7 @@ def print_table(
 
     On a terminal, cells after the first are wrapped, and a status in the first column is colored.
     Otherwise, there are no colors, cells are neither wrapped nor cut, and the header is omitted
-    if the first column has no name.
+    if the first column has no name. Optional columns without a value in any row are omitted.
 
     Args:
         head: the column names.
@@ -52,10 +52,13 @@ def print_table(
             table.add_row(Text(cells[0], COLOURS.get(cells[0], "")), *map(Text, cells[1:]))
         return table
 
-    table = without(())
+    values = {name: {row[index] for row in rows} for index, name in enumerate(head)}
+    optional = sorted(optional, key=lambda name: values[name] != {"-"})  # empty columns first
+    empty = [name for name in optional if values[name] == {"-"}]
+    table = without(empty)
     if is_terminal:
         console = Console()
-        for count in range(1, len(optional) + 1):
+        for count in range(len(empty) + 1, len(optional) + 1):
             if unlimited.measure(table).maximum > console.width:
                 table = without(optional[:count])
         console.print(table)

@@ -38,7 +38,8 @@ def main(results: str) -> None:
     accelerator = Accelerator()
     accelerator.gradient_accumulation_steps = 1
     ranks, kind = accelerator.num_processes, accelerator.distributed_type.value
-    what = f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
+    what = f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type}"
+    what += f" ({kind})" * (ranks > 1)
     rows = [_row("start", Outcome(True, what), began)]
     for name, check in CHECKS.items():
         began = time.perf_counter()
@@ -63,7 +64,8 @@ def check_ranks(accelerator: Accelerator) -> Outcome:
     ranks = gather_object([accelerator.process_index])
     expected = (read_ranks() or Ranks()).world_size
     is_right = ranks == list(range(expected))
-    return Outcome(is_right, f"ranks {', '.join(map(str, ranks))} of {expected}")
+    plural = "s" * (len(ranks) > 1)
+    return Outcome(is_right, f"rank{plural} {', '.join(map(str, ranks))} of {expected}")
 
 
 def check_all_reduce(accelerator: Accelerator) -> Outcome:

@@ -241,7 +241,7 @@ class ServerDeath(NamedTuple):
     @property
     def cause(self) -> str:
         reason = find_reason(self.evidence)
-        return formatted(reason.cause, self.evidence, "the process that starts the ranks")
+        return formatted(reason.cause, self.evidence, "the launcher's fork server")
 
     @property
     def fix(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from headway.ipc.run_contract import RANK_VARIABLES
+from headway.ipc.run_contract import RANK_VARIABLES, VARIABLE
 from headway.ipc.secrets import masked_command
 from headway.ipc.stderr import shown
 from headway.launcher.plan.plan import (
@@ -92,7 +92,8 @@ def _hooked(plan: LaunchPlan) -> tuple[str, str]:
 def _changed(name: str, change: Value) -> tuple[str, str, str]:
     if change.value is None:
         return f"- {name}", "", str(change.origin)
-    return f"+ {name}", change.value, str(change.origin)
+    value = "(internal: the settings, for the script)" if name == VARIABLE else change.value
+    return f"+ {name}", value, str(change.origin)
 
 
 def _columns(rows: list[tuple[str, str, str]]) -> list[str]:

@@ -127,7 +127,7 @@ class Starter:
         pid: int | LaunchError | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
-            with waiting_for("the process that starts the ranks", is_quiet=self.is_quiet):
+            with waiting_for("the launcher's fork server", is_quiet=self.is_quiet):
                 pid = self._next_reply(check)
         if isinstance(pid, LaunchError):
             raise pid

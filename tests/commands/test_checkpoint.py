@@ -38,6 +38,7 @@ def test_a_list_says_of_how_many_ranks_a_checkpoint_is(capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()[1:]
     ranks = [re.split("  +", line)[4] for line in lines]
     assert ranks == ["1", "8", "1"]
+    assert " B " in lines[0]  # not 0.0 MiB
 
 
 def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixture[str]) -> None:

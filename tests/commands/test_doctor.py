@@ -18,11 +18,12 @@ from headway.commands.doctor import ERROR, OK, SKIPPED, WARNING, Check, Severity
 from headway.commands.main import main
 from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices
-from headway.machine.facts import Machine
+from headway.machine.facts import NEWEST_TORCH, Machine
 from headway.machine.snapshot import load_machine
 from headway.machine.source import Source
 from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
+from tests.conftest import REPOSITORY
 from tests.distributed.launching import environment
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import answer as answer_of
@@ -85,6 +86,16 @@ def test_a_torch_that_is_too_old_is_an_error() -> None:
     (finding,) = found(mac(torch=version_file("2.10.0")))
     assert finding.what == "torch 2.10.0 is older than 2.11, which Headway requires"
     assert finding.fix == "`pip install -U torch`"
+    recorded = load_machine(str(FOLDER / "laptop_cpu.json"))
+    assert recorded.torch is not None
+    known, newer = (
+        machine_problems(recorded._replace(torch=recorded.torch._replace(version=version)))[0].what
+        for version in ("2.13.1", "2.14.0")
+    )
+    assert "tested" not in known
+    assert newer.endswith("; Headway is tested with torch up to 2.13")
+    text = (REPOSITORY / "constraints.txt").read_text()
+    assert f"torch=={'.'.join(map(str, NEWEST_TORCH))}." in text
 
 
 def test_an_error_makes_the_exit_code_1_and_json_holds_machine_and_checks(

@@ -37,7 +37,10 @@ def rows_listed() -> list[list[str]]:
 def test_runs_are_listed_the_newest_last() -> None:
     write_run(rows=[(0, figures(10)), (0, figures(20))])
     write_run(75)
-    write_run(None)
+    write_run(None, script="/work/" + 99 * "a" + "/train.py", program="train.py")
+    head, *rows, _ = run("runs")[1].splitlines()  # and the command line
+    assert max(map(len, rows)) <= 120
+    assert ("restarts" in head, "samples/s" in head) == (False, True)
     assert [row[5] for row in rows_listed()] == ["ok", "saved", "code"]
     listed = json.loads(run("runs", "--json")[1])
     assert [entry["exit_code"] for entry in listed] == [0, 75, None]
@@ -120,7 +123,7 @@ def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
     assert f"time: {said}" in run("why")[1]
     run("why", "--html", str(tmp_path / "run.html"))
     assert said in (tmp_path / "run.html").read_text()
-    assert [row[-4:-2] for row in rows_listed()] == [["-", "-"], ["70", "%"]]
+    assert [row[-4:-2] for row in rows_listed()] == [["ok", "-"], ["70", "%"]]
     known = json.loads(run("why", "--json")[1])["time"]
     assert (known["training"], known["other"]) == (0.7, 0)
     assert [row["time"] for row in json.loads(run("runs", "--json")[1])] == [None, known]

@@ -141,7 +141,7 @@ def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspende
     assert not survivors()
     if "launcher" not in killed:
         assert process.returncode == 128 + signal.SIGKILL
-        assert "the process that starts the ranks" in errors, errors
+        assert "the launcher's fork server" in errors, errors
 
 
 UPLOADING = """

@@ -61,14 +61,14 @@ def test_a_fork_server_that_was_killed_is_started_again_where_restarts_are_left(
     done = launch(*words, "--max-restarts", "1", script(KILLING))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
-    assert "the process that starts the ranks was killed by SIGKILL; restart 1 of 1" in done.stderr
+    assert "the launcher's fork server was killed by SIGKILL; restart 1 of 1" in done.stderr
 
 
 def test_a_fork_server_that_was_killed_ends_a_run_without_restarts_which_says_so() -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(KILLING))
     assert done.returncode == 137
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the process that starts the ranks was killed by SIGKILL" in report
+    assert "the launcher's fork server was killed by SIGKILL" in report
 
 
 PRELOADED = """
@@ -118,7 +118,7 @@ def test_a_fork_server_that_was_killed_before_it_started_a_rank_counts_too(
     assert process.returncode == code, errors
     expected = {"[0] done", "[1] done"} if restarts == "1" else set()
     assert expected <= {*out.splitlines()}  # the server may have started a rank before
-    assert "the process that starts the ranks was killed by SIGKILL" in errors
+    assert "the launcher's fork server was killed by SIGKILL" in errors
     assert not survivors()
 
 

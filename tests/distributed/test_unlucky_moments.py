@@ -161,7 +161,7 @@ def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_
         text=True,
     )
     assert process.stderr is not None
-    awaited = "the import of torch" if is_both else "the process that starts the ranks"
+    awaited = "the import of torch" if is_both else "the launcher's fork server"
     wait_for_lines(process, awaited)
     wait_until(lambda: len(list(Path.cwd().glob("importing_*"))) == 2, process)
     importing = list(Path.cwd().glob("importing_*"))

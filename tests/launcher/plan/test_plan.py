@@ -328,6 +328,7 @@ def test_the_description_shows_every_setting_with_its_origin_and_every_change() 
     for name in launch.environment:
         assert f" {name} " in text
     assert "- RANK" in text
+    assert "{" not in text  # the content of HEADWAY_RUN is internal
     assert "/bin/python train.py --lr 3" in text
 
 
