@@ -1,4 +1,4 @@
 """Detects clusters, and reads settings and ranks from a scheduler's environment variables.
 
-Does not contact other machines, except a SLURM or PMIx server.
+This package does not contact other machines, except a SLURM or PMIx server.
 """

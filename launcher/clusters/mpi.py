@@ -1,4 +1,4 @@
-"""Reads rank, world size and hosts from Open MPI's variables and its PMIx server, without MPI.
+"""Reads the rank, world size and hosts from Open MPI's variables and PMIx server, without MPI.
 
 Sources: Open MPI's documentation on the environment variables of each MPI process; the PMIx 4
 standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for the layouts of

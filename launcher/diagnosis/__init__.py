@@ -1,4 +1,4 @@
 """Finds the causes of failures and hangs.
 
-Never starts, stops or signals ranks, except to request their stacks.
+This package never starts, stops or signals ranks, except to request their stacks.
 """

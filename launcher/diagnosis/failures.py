@@ -41,7 +41,7 @@ class RankExit(NamedTuple):
     crash: Crash | None = None  # the unhandled exception
     message: str = ""  # the text of sys.exit("text")
     exited_silently: bool = True  # by os._exit or a signal, without a report
-    feature_use: FeatureUse | None = None  # resources used, if the program ran to completion
+    feature_use: FeatureUse | None = None  # features used, if the program ran to completion
     killed_after_s: float | None = None  # time until the launcher killed the rank
 
     @property
@@ -67,7 +67,7 @@ class Failure(NamedTuple):
 
     @property
     def suspicion(self) -> int:
-        """Likelihood that a failure on another machine caused this failure: 0, 1 or 2 (high)."""
+        """The likelihood that a failure on another machine caused this one, from 0 to 2 (high)."""
         if not _may_be_victim(self.first):
             return 0
         return 2 if self.first.crash is not None or self.mentions_communication else 1
@@ -116,13 +116,13 @@ class Failure(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The fix in a HeadwayError, or the fix for the reason."""
+        """The fix that a HeadwayError contains; for other failures, the fix for the reason."""
         crash = self.first.crash
         return (crash.fix if crash is not None else "") or formatted(self.reason.fix, self.evidence)
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code; 1 if the rank called os._exit(0), or has not saved."""
+        """The launcher's exit code; 1 after os._exit(0), or if a crash has the code of a save."""
         is_unsaved = self.first.crash is not None and self.first.code == STOPPED_AND_SAVED
         return 1 if is_unsaved else shell_exit_code(self.first.code) or 1
 
@@ -142,11 +142,13 @@ def find_failure(
     """Return the first failure among `exits`, or None if no rank failed.
 
     A silent exit (os._exit, a signal) takes precedence over the failure of a rank that lost its
-    connection to the exited rank, even if the launcher noticed the exit slightly later. An abort is
-    not silent if the rank's last lines contain a communication error: victims abort, too.
+    connection to the exited rank, even if the launcher noticed the exit slightly later. An abort
+    does not count as silent if the rank's last lines contain a communication error, because victims
+    abort, too.
 
-    `ranks` are all ranks of this machine. `divergence` is only used if the first failure is a
-    communication error. With `silent_fails`, os._exit(0) is a failure. For others, see `Evidence`.
+    `ranks` are all ranks of this machine. `divergence` is used only if the first failure is a
+    communication error. If `silent_fails` is set, os._exit(0) counts as a failure. For the other
+    arguments, see `Failure` and `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
@@ -200,7 +202,7 @@ def find_failure(
 def _may_be_victim(end: RankExit) -> bool:
     """Return whether the failure may be a consequence of another rank's failure."""
     if end.crash is None:
-        return end.exited_silently and end.code <= 0  # a positive code was chosen by the script
+        return end.exited_silently and end.code <= 0  # the script chose a positive code
     return _mentions_communication([end.crash.traceback])
 
 
@@ -213,7 +215,7 @@ def _failed_alike(end: RankExit, first: RankExit) -> bool:
         return False
     if end.crash is None or first.crash is None:
         return end.crash is first.crash and end.code == first.code > 0
-    # without the exit code: the rank may have been stopped while it exited
+    # exit codes are not compared, because the rank may have been stopped while it was exiting
     return end.crash.kind == first.crash.kind and _crash_line(end.crash) == _crash_line(first.crash)
 
 
@@ -222,13 +224,14 @@ def _crash_line(crash: Crash) -> Stack:
 
 
 def describe_killed(exits: Iterable[RankExit]) -> str:
-    """Return a clause that names the ranks killed after the grace period; may be empty."""
+    """Return a clause that names the ranks that were killed after the grace period, if any."""
     after_s = {end.rank: end.killed_after_s for end in exits if end.killed_after_s is not None}
     if not after_s:
         return ""
-    verb = "were" if len(after_s) > 1 else "was"
+    verb, they = ("were", "they") if len(after_s) > 1 else ("was", "it")
     seconds = f"{max(after_s.values()):.0f} s"
-    return f"; {named([*after_s])} {verb} killed, still stopping after {seconds} (--grace-period-s)"
+    why = f"because {they} had not stopped after {seconds} (--grace-period-s)"
+    return f"; {named([*after_s])} {verb} killed {why}"
 
 
 class ServerDeath(NamedTuple):
@@ -248,7 +251,7 @@ class ServerDeath(NamedTuple):
         fix = formatted(find_reason(self.evidence).fix, self.evidence)
         if self.evidence.code > 0:
             return f"{fix}, or try --set start_method=exec"
-        return f"{fix}; --max-restarts 1 restarts it automatically"
+        return f"{fix}; --max-restarts 1 restarts the ranks automatically"
 
     @property
     def exit_code(self) -> int:

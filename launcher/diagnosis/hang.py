@@ -30,13 +30,13 @@ from headway.launcher.diagnosis.stacks import (
 from headway.launcher.diagnosis.torch_messages import EQUAL_SIZE_COLLECTIVES
 
 EXIT_CODE = 124
-"""The launcher's exit code after `hang_timeout`, as for timeout(1)."""
+"""The launcher's exit code after `hang_timeout`, the same as that of timeout(1)."""
 
 _INIT_FUNCTION = "init_process_group"  # creates the default process group
 
 
 class NoStack(Enum):
-    """The reason that the stack of a running rank is unknown."""
+    """The reason why the stack of a running rank is unknown."""
 
     UNCONNECTED = "it is not Python, is still starting, or has closed the launcher's descriptors"
     STOPPED = "its process is stopped"
@@ -87,7 +87,7 @@ class RankFacts(NamedTuple):
 
 
 def rank_status(facts: RankFacts) -> RankStatus:
-    """Return a rank's status: its stacks, or its exit.
+    """Return a rank's status, which contains the rank's stacks or its exit.
 
     A process is treated as exited once its script has finished, no collective is pending, and
     Python is not waiting for threads.
@@ -159,7 +159,7 @@ class Hang(NamedTuple):
             what = "fix the script where the ranks diverge"
             if calls and calls != phases:
                 what = f"call accelerator.{min(calls)} there on all ranks, or on none"
-        return f"{what}; if it is only slow, raise --hang-timeout"
+        return f"{what}; if the script is only slow, raise --hang-timeout"
 
     @property
     def exit_code(self) -> int:
@@ -220,7 +220,7 @@ def _open_collective(status: RankStatus) -> str:
 
 
 def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:
-    """Return the lines of `explain` if the ranks diverge, else an empty list."""
+    """Return the lines of `explain` if the ranks diverge, otherwise an empty list."""
     is_known = any(divergence.ranks for divergence in find_divergences(statuses))
     return explain(statuses) if is_known else []
 
@@ -330,7 +330,7 @@ def _format_place(status: RankStatus) -> str:
 
 
 def describe(statuses: Sequence[RankStatus], idle_s: float) -> str:
-    """Return the formatted positions and stacks; the last progress was `idle_s` seconds ago."""
+    """Format the ranks' positions and stacks; `idle_s` is the time since the last progress."""
     if not statuses:
         return "no rank has started yet"
     heading = f"{named([status.rank for status in statuses])}: last progress {idle_s:.0f} s ago"
@@ -340,6 +340,6 @@ def describe(statuses: Sequence[RankStatus], idle_s: float) -> str:
 
 
 def last_collective_at(statuses: Sequence[RankStatus]) -> float:
-    """Return the time of the last entry into a collective, in seconds since the epoch, or 0."""
+    """Return the Unix time at which a rank last entered a collective; 0 if none has."""
     groups = (group for status in statuses for group in status.groups or ())
     return max((call.entered_at for group in groups for call in group.collectives), default=0.0)

@@ -53,8 +53,8 @@ class Reason(NamedTuple):
     """A reason for a failure.
 
     `cause` is a sentence that may contain the fields {rank} ("rank 1 of 4"), {exception}, {signal},
-    {code}, {message}, {memory_kills}, {lost_reader} and {divergence}. `fix` may be empty, and may
-    also contain {installer} and {module}, the name of the missing module's package.
+    {code}, {message}, {memory_kills}, {lost_reader} and {divergence}. `fix` may be empty. It may
+    also contain {installer}, and {module}, which is the name of the missing module's package.
     """
 
     name: str  # a unique identifier
@@ -67,9 +67,9 @@ _PACKAGES = {"PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "
 _PACKAGES |= {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 _EXCEPTION = "{rank} failed with {exception}"
 _OOM_KILL_FIX = (
-    "usually this is the kernel's OOM killer (`dmesg` lists its kills): use fewer processes, "
-    "loader workers or samples, or raise the memory limit of the job or container; otherwise "
-    "another program killed it"
+    "usually, this was the kernel's OOM killer (`dmesg` lists its kills): use fewer processes, "
+    "loader workers or samples, or raise the memory limit of the job or container; otherwise, "
+    "another program killed the process"
 )
 
 
@@ -91,8 +91,9 @@ REASONS = (
         "ranks_diverged",
         lambda seen: bool(seen.divergence),
         "{divergence}",
-        "call the same collectives in the same order on all ranks; to exit a loop, call "
-        "accelerator.set_trigger() on one rank, `if accelerator.check_trigger(): break` on all",
+        "call the same collectives in the same order on all ranks; to leave a loop together, call "
+        "accelerator.set_trigger() on one rank, and run `if accelerator.check_trigger(): break` on "
+        "all ranks",
     ),
     _for_crash(
         "device_out_of_memory",
@@ -121,7 +122,7 @@ REASONS = (
     _for_crash(
         "no_kernels",
         lambda crash: contains(crash.message, NO_KERNELS),
-        "this torch build does not support this GPU: `headway doctor` prints one that does",
+        "this torch build does not support this GPU: `headway doctor` names a build that does",
     ),
     _for_crash(
         "shared_memory_full",
@@ -154,8 +155,9 @@ REASONS = (
     _for_crash(
         "module_not_found",
         lambda crash: crash.kind == "ModuleNotFoundError",
-        "for a package: install it for this launch's Python, `{installer} {module}`, or launch "
-        "from the environment that contains it; for your own file: add its folder to PYTHONPATH",
+        "if it is a package, install it for this launch's Python, with `{installer} {module}`, or "
+        "launch from the environment that contains it; if it is your own file, add its folder to "
+        "PYTHONPATH",
     ),
     _for_crash(
         "no_temporary_folder",
@@ -270,7 +272,7 @@ _CONNECTION_ERRORS = (  # class names of exceptions of Python, requests, urllib3
 
 
 def is_transient(evidence: Evidence) -> bool:
-    """Return whether a restart may help: after memory, disk or network errors and bare exits."""
+    """Return whether a restart may help, as after memory, disk or network errors or exit codes."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
         return True

@@ -55,7 +55,7 @@ def _is_in_library(file: str) -> bool:
 
 
 def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
-    """Remove the stacks of the launcher's threads, and the launcher's calls before the script."""
+    """Remove the launcher's threads, and the launcher's calls that precede those of the script."""
     users = [
         tuple(dropwhile(_is_before_script, stack))
         for stack in stacks

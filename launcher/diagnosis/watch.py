@@ -32,11 +32,11 @@ from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, rank_status
 from headway.launcher.diagnosis.stacks import read_state
 
-_ANSWER_TIMEOUT_S = 3.0  # sufficient for a rank's thread on a busy machine
+_ANSWER_TIMEOUT_S = 3.0  # enough for a rank's thread on a busy machine
 _SUSPENSION_S = 1.0  # if select() takes this much too long, Ctrl-Z stopped this process
 _POLL_S = 0.02
 NO_GROUP_AFTER_S = 60  # from the start to the check whether ranks joined a process group
-_ASK_INTERVAL_S = 10.0  # the longest with a `hang_timeout`
+_ASK_INTERVAL_S = 10.0  # the longest interval if `hang_timeout` is set
 _READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes per read of a channel; more than its usual capacity
 _MAX_INVALID = 100  # lines of one rank; afterwards its records are ignored
@@ -79,7 +79,7 @@ class Watch:
         self._thread.start()
 
     def begin_attempt(self, num_ranks: int) -> None:
-        """Replace the last attempt's ranks with `num_ranks` new ranks on this machine."""
+        """Discard the last attempt's ranks, and expect `num_ranks` new ranks on this machine."""
         with self._lock:
             self._ranks.clear()
             self._num_starting, self._group_check_at = num_ranks, inf
@@ -88,7 +88,7 @@ class Watch:
             self._progress_at = time.monotonic()
 
     def add(self, rank: int, pid: int, channel: int) -> None:
-        """Start to read a new rank's channel, which is closed when the rank exits."""
+        """Start reading a new rank's channel, which is closed when the rank exits."""
         os.set_blocking(channel, False)
         with self._lock:
             note_figures = partial(self._note_figures, rank)
@@ -98,7 +98,7 @@ class Watch:
         self._wake()
 
     def end(self, rank: int, code: int) -> list[Crash | ScriptEnd]:
-        """Close an exited rank's channel, keep its collectives, and return its reported ends."""
+        """Close an exited rank's channel and return its exit records; keep its collectives."""
         with self._lock:
             ended = self._ranks.get(rank)
             if ended is None:  # a signal arrived before `add`
@@ -137,7 +137,7 @@ class Watch:
         self._wake()
 
     def step(self) -> int:
-        """Return the last training step that this attempt has reported, or 0."""
+        """Return the last training step that this attempt has reported; 0 if there is none."""
         with self._lock:
             known = self._ranks.values()
             return max((row.step for row in known if row.has_global_steps), default=0)

@@ -120,7 +120,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
 
 
 def find_persistent_slow_rank(intervals: Sequence[Mapping[int, Times]]) -> SlowRank | None:
-    """Return the rank that delays all other ranks in every interval, or None."""
+    """Return the rank that delays all other ranks in every interval, or None if there is none."""
     found = [find_slow_rank(interval) for interval in intervals]
     if not found or any(item is None for item in found):
         return None

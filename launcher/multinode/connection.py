@@ -87,7 +87,7 @@ class Connection:
                 del self._unsent[: self.link.send(self._unsent)]
 
     def flush_watched(self, selector: selectors.BaseSelector) -> None:
-        """Flush, and watch for writability with `selector` while unsent data remains."""
+        """Flush; while unsent data remains, make `selector` also wait for writability."""
         self.flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         key = selector.get_key(self.link)
@@ -102,7 +102,7 @@ class Connection:
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Discard received data; unread data would reset the connection and lose the refusal."""
+        """Discard received data, as unread data would reset the connection and lose the refusal."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError

@@ -18,7 +18,7 @@ from headway.launcher.multinode.network import NOTICE_AFTER_S
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
-"""The exit code of a run that failed outside its ranks, the same as LaunchError's."""
+"""The exit code of a run that failed outside its ranks; it is the same as LaunchError's."""
 
 SETTLE_S = 3.0  # wait for machines beyond the minimum
 _MAX_SHOWN = 12  # differences between machines
@@ -26,7 +26,7 @@ _CAUSE_TIMEOUT_S = 2.0  # to find the cause of a failure that may be a consequen
 
 
 class RankCallbacks(NamedTuple):
-    """Callbacks on machine 0 for reports from other machines, called by the hub's thread."""
+    """Callbacks on machine 0 for reports from other machines; the hub's thread calls them."""
 
     steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # machine, host last
     loss: Callable[[int], object] = lambda _: None  # the machine's rank
@@ -90,7 +90,7 @@ def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
 
 
 class Coordinator:
-    """State of a run on `least` to `most` machines.
+    """The state of a run on `least` to `most` machines.
 
     `facts` are machine 0's facts, with which every other machine's facts are compared. `log` prints
     a line on machine 0. All times are monotonic times of machine 0.
@@ -294,9 +294,9 @@ class Coordinator:
             self._check(ready)
 
     def _assign_ranks(self, machines: list[MachineState]) -> None:
-        """Assign ranks to the machines in their previous order, new machines last.
+        """Assign ranks to the machines in their previous order, with new machines last.
 
-        If all machines have joined, machines that requested a rank keep it.
+        If all machines have joined, each machine that requested a rank gets that rank.
         """
         kept = {machine.rank for machine in machines} if len(machines) == self._most else set()
         free = iter([rank for rank in range(len(machines)) if rank not in kept])
@@ -415,7 +415,7 @@ class Coordinator:
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
-        """Notify all machines of the failure; machine 0 reports it, and also gets the details."""
+        """Notify all machines of the failure. Machine 0 reports it, and also gets the details."""
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all)

@@ -1,4 +1,4 @@
-"""Client of machine 0's hub: a thread that stores the received messages."""
+"""Connects to machine 0's hub, and stores the received messages in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.launcher.multinode.network import CHECK_EVERY_S, plain_address
 
 
 class HubClient:
-    """Connection to the hub, served by a thread; `progress` describes this machine's ranks."""
+    """A connection to the hub, which a thread serves; `progress` describes this machine's ranks."""
 
     def __init__(
         self, link: socket.socket, key: bytes, machine_timeout_s: float, progress: Callable[[], str]
@@ -32,7 +32,7 @@ class HubClient:
         self.is_all_done = False
         self.stopping: messages.Signalled | None = None
         self.on_grace_end: Callable[[], None] = lambda: None
-        """Called by the thread when another machine ends the run's grace period."""
+        """Called in the thread when another machine ends the run's grace period."""
         self.lost: str | None = None  # reason for the loss of machine 0
         self.is_silent = False  # machine 0 was lost after a timeout
         self.peer_error: messages.InvalidPeer | None = None  # the peer is not machine 0
@@ -58,7 +58,7 @@ class HubClient:
         self._wake()
 
     def wait(self, condition: Callable[[], bool], within_s: float) -> bool:
-        """Wait for `condition`, or for the end of the run or connection; return `condition()`."""
+        """Wait until `condition()` is true or the run or connection ends; return `condition()`."""
         until = time.monotonic() + within_s
         while not condition() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             self._wakeup.wait(min(left_s, CHECK_EVERY_S))
@@ -76,7 +76,7 @@ class HubClient:
 
     @property
     def is_closed_unanswered(self) -> bool:
-        """Whether the peer, such as a tunnel, closed the connection without an answer."""
+        """Whether the peer, such as a tunnel, closed the connection without answering."""
         answers = (self.accepted, self.refused, self.ended_by)
         return self.lost is not None and not any(answer is not None for answer in answers)
 

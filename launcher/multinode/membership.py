@@ -1,4 +1,4 @@
-"""Rendezvous of a multi-node run: a machine joins the run, then each of its rounds."""
+"""Rendezvous for a multi-node run: a machine joins the run, and then each of the run's rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DECISION_TIMEOUT_S = 5.0  # for machine 0, which may be suspended
 
 
 class MultiNodeRendezvous(Rendezvous):
-    """Rendezvous of a run on several machines.
+    """Rendezvous for a run on several machines.
 
     Machine 0 runs the hub, and all machines, including machine 0, connect to it. In each round,
     machine 0 starts a new store for the ranks, at the same address as the hub.
@@ -50,7 +50,7 @@ class MultiNodeRendezvous(Rendezvous):
 
     @property
     def restart(self) -> messages.Restart | None:  # type: ignore[override]
-        """The requested restart of all machines, if it has not started yet."""
+        """The requested restart of all machines; None if there is none, or once it has started."""
         return self._member.restart if self._member is not None else None
 
     @property
@@ -92,7 +92,7 @@ class MultiNodeRendezvous(Rendezvous):
         return member
 
     def _listen_to_probe(self, member: HubClient) -> int:
-        """Listen for another machine's probe, on the address that machine 0 sees."""
+        """Listen for a probe at the address that machine 0 sees; return the port."""
         if self._probe is None:
             host = "" if self._is_machine_0 else member.own_address
             self._probe = network.listening_socket(host, 0)
@@ -108,7 +108,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
-        """Wait for the round after `began`; log missing machines unless they equal `missing`."""
+        """Wait for the round after `began`; log missing machines that differ from `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -265,11 +265,11 @@ class Membership:
     def join(self, progress: Callable[[], str], seen: RankCallbacks | None = None) -> HubClient:
         """Return the hub client once machine 0 has accepted this machine or reported the run's end.
 
-        Waits until machine 0's name resolves and machine 0 answers. Reconnects if the connection is
-        closed, because a tunnel or load balancer closes connections until machine 0 is listening.
-        `progress` describes this machine's ranks; `seen` contains the callbacks on machine 0.
-        Raises LaunchError if machine 0 cannot be reached, the port is in use, or the
-        machine is refused.
+        This method waits until machine 0's name resolves and machine 0 answers. It reconnects if
+        the connection is closed, because a tunnel or load balancer closes connections until machine
+        0 is listening. `progress` describes this machine's ranks; `seen` contains the callbacks on
+        machine 0. Raises LaunchError if machine 0 cannot be reached, if the port is in use, or if
+        this machine is refused.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + network.NOTICE_AFTER_S
@@ -298,17 +298,17 @@ class Membership:
                 raise self._cannot_reach(reason)
             if time.monotonic() > notice_at:
                 notice_at = until
-                own = "; it is not on this machine: if this is machine 0, pass --machine-rank 0"
+                own = ", which is not on this machine: if this is machine 0, pass --machine-rank 0"
                 is_elsewhere = self._rank is None and not is_machine_0
-                log(f"waiting for machine 0 at {self._main} ({reason}){own * is_elsewhere}")
+                log(f"waiting for machine 0 at {self._main}{own * is_elsewhere} ({reason})")
             time.sleep(network.CHECK_EVERY_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
         return LaunchError(
             f"{self._this} cannot reach machine 0 at {self._main}: {reason}",
             where=self._place,
-            fix="start the run on machine 0, and open that port in its firewall; --main-address is "
-            "a name or IP address of machine 0 that is valid on all machines",
+            fix="start the run on machine 0, and open that port in its firewall; --main-address "
+            "must be a name or IP address of machine 0 that all machines can reach",
             code=Code.NO_CONNECTION,
         )
 
@@ -387,7 +387,7 @@ class Membership:
         )
 
     def _listen(self, callbacks: RankCallbacks) -> socket.socket | None:
-        """Become machine 0 and return its connection to itself, or None if another process is."""
+        """Become machine 0 and return its connection to itself; None if another process is it."""
         try:
             listener = network.listen_as_machine_0(self.address, self.port)
         except network.PortInUse:

@@ -1,8 +1,9 @@
 """The messages between launchers: lines of JSON, authenticated by HMAC-SHA256.
 
-Each end first sends a line with a nonce. Every later line starts with a tag: the HMAC of its
-content and sequence number, with a key derived from the run's key, both nonces and the direction.
-Lines that were forged, replayed, reordered, reflected or sent on another connection are refused.
+Each end first sends a line with a nonce. Every later line starts with a tag: the HMAC of the line's
+content and sequence number, under a key that is derived from the run's key, both nonces and the
+direction. Lines that were forged, replayed, reordered, reflected or sent on another connection are
+refused.
 Messages are not encrypted.
 """
 
@@ -64,7 +65,7 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure reported by a machine, or the failure that ended the run, sent by machine 0."""
+    """A failure that a machine reports, or the failure that ended the run, sent by machine 0."""
 
     machine: int
     host: str
@@ -169,7 +170,7 @@ class InvalidPeer(Exception):
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.reason = reason
-        """`key` or `version` if the peer's key or version differs, else empty."""
+        """`key` or `version` if the peer's key or version differs, otherwise empty."""
 
 
 class Greeting(NamedTuple):

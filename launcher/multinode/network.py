@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHECK_EVERY_S = 0.1
-"""Polling interval of waits, which a signal that arrives just before them does not interrupt."""
+"""The polling interval of waits; a signal that arrives just before a wait does not interrupt it."""
 
 NOTICE_AFTER_S = 1.0
 """Seconds after which a wait is logged; most waits are shorter."""
@@ -27,13 +27,13 @@ _CONNECT_TIMEOUT_S = 5.0  # per attempt
 
 
 def resolved(host: str) -> list[str]:
-    """Return a host's addresses; raises OSError if it has none, UnicodeError if it is invalid."""
+    """Return a host's addresses; raises OSError if there are none, UnicodeError for a bad name."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(plain_address(place) for *_, place in found))
 
 
 def plain_address(end: tuple[Any, ...]) -> str:
-    """Return the IP address of a socket address, including the interface if it is link-local.
+    """Return a socket address's IP address, which includes the interface if it is link-local.
 
     IPv4-mapped addresses of dual-stack sockets are returned as IPv4 addresses.
     """
@@ -49,7 +49,7 @@ def reachable_address(address: str, own_address: str) -> str:
 
 
 def host_port(address: str, port: int) -> str:
-    """Format a host and a port: n1:29500, [fd00::1]:29500."""
+    """Format a host and a port, such as n1:29500 or [fd00::1]:29500."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
@@ -132,7 +132,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def listening_host(address: str) -> str:
-    """Return the main address if other machines can reach it, else "" for all addresses."""
+    """Return the host to listen on: the main address, or "" (all addresses) if it is unusable."""
     if is_loopback_host(address):
         return address
     try:
@@ -141,7 +141,7 @@ def listening_host(address: str) -> str:
         return ""
     if any(map(is_loopback, addresses)):
         log(
-            f"note: main_address {address} resolves to {addresses[0]} on this machine, which no "
+            f"note: on this machine, main_address {address} resolves to {addresses[0]}, which no "
             "other machine can reach; listening on all addresses"
         )
         return ""
@@ -149,7 +149,7 @@ def listening_host(address: str) -> str:
 
 
 def is_machine_0(rank: int | None, address: str) -> bool:
-    """Return whether this is machine 0, according to its rank or else to the main address."""
+    """Return whether this is machine 0, judging by its rank or, without one, the main address."""
     if rank is not None:
         return rank == 0
     try:

@@ -1,6 +1,6 @@
-"""Checks before ranks start: the machines' versions, script and settings, and the run's key.
+"""Compares the machines' versions, scripts and settings before ranks start; reads the run's key.
 
-Pure, except for reading the script. The key in the environment authenticates the machines.
+Pure, except that it reads the script. The key in the environment authenticates the machines.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> li
 
 
 _MIN_LENGTH = 16  # of the key
-HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same value on every machine"
+HOW_TO_SET = f"set `{KEY_VARIABLE}` on all machines to the same output of `openssl rand -hex 16`"
 
 
 def run_key(environ: Mapping[str, str]) -> bytes:
-    """Return the run's key, or b"" if it is not set; raises ConfigError if it is too short."""
+    """Return the run's key, or b"" if none is set; raises ConfigError if the key is too short."""
     key = environ.get(KEY_VARIABLE, "")
     if KEY_VARIABLE in environ and len(key) < _MIN_LENGTH:
         raise ConfigError(

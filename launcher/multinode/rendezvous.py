@@ -1,4 +1,4 @@
-"""Rendezvous of a run on a single machine: torch's store, on the loopback interface only.
+"""Rendezvous for a run on a single machine, with torch's store on the loopback interface only.
 
 Store calls time out, and signals interrupt them. `membership.py` supports several machines.
 """
@@ -45,17 +45,17 @@ class RunEnded(Exception):
 
 
 class Rendezvous(RendezvousHandler):
-    """Rendezvous of a run on a single machine.
+    """Rendezvous for a run on a single machine.
 
-    Each attempt is a round with a new store: torch reuses the keys, and would otherwise read the
-    addresses of dead processes. The ranks receive `run_id`.
+    Each attempt is a round with a new store. With the same store, torch would reuse the keys, and
+    read the addresses of dead processes. The ranks receive `run_id`.
     """
 
     machine = 0  # the rank of this machine, once the first round has started
     ended_by: Failed | None = None  # the run's failure, if another machine reported it
-    has_lost_machine_0 = False  # which ended the run
-    forwards_stop = False  # the stop signal being raised comes from another machine
-    restart: Restart | None = None  # requested for all machines, not started yet
+    has_lost_machine_0 = False  # the loss ended the run
+    forwards_stop = False  # the stop signal that is being raised comes from another machine
+    restart: Restart | None = None  # requested for all machines, but not started yet
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -90,10 +90,10 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
 
     def _poll(self) -> None:
-        """Raise RunEnded if the run ended on another machine; called repeatedly while waiting."""
+        """Raise RunEnded if the run ended on another machine; waits call this method repeatedly."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if all machines must restart their ranks, else 0; raises RunEnded."""
+        """Return 1 if all machines must restart their ranks, otherwise 0; raises RunEnded."""
         return 0
 
     def remote_failure(self) -> Failed | None:
@@ -105,7 +105,7 @@ class Rendezvous(RendezvousHandler):
         return False
 
     def are_all_done(self, describe_silent_exit: Callable[[], Failed | None]) -> bool:
-        """Return whether all ranks succeeded; `describe_silent_exit` describes a silent exit."""
+        """Return whether all ranks succeeded; `describe_silent_exit` returns a silent exit here."""
         return True
 
     def pause(self, seconds: float) -> None:
@@ -116,10 +116,10 @@ class Rendezvous(RendezvousHandler):
             time.sleep(min(left_s, CHECK_EVERY_S))
 
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
-        """Report a stop signal to the other machines; may be called from its handler."""
+        """Report a stop signal to the other machines; may be called from a signal handler."""
 
     def report_steps(self, rank: int, figures: Figures) -> None:
-        """Report the step times of a rank to machine 0; called by another thread."""
+        """Report the step times of a rank to machine 0; may be called from any thread."""
 
     def give_up(self, error: HeadwayError) -> None:
         """Report to the other machines that this machine cannot continue."""
@@ -143,7 +143,7 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store whose calls time out; exceptions from signal handlers and `poll` interrupt them.
+    """A store whose calls time out, and are interrupted by exceptions of signal handlers or `poll`.
 
     Each call runs in another thread.
     """
@@ -170,7 +170,7 @@ class AnsweringStore:
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """Start a store on `host` (empty: all addresses); return its first client and its port."""
+    """Start a store on `host`, or on all addresses if it is empty; return a client and the port."""
     listener = listening_socket(host, 0)
     address, port = host or LOOPBACK, int(listener.getsockname()[1])
     made = start_call(

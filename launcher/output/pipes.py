@@ -113,7 +113,7 @@ class Output:
 
     @property
     def last_output_at(self) -> float:
-        """The monotonic time of the last output, or of now while ranks wait for a reader."""
+        """The monotonic time of the last output; the current time while a reader blocks ranks."""
         return time.monotonic() if self._paused else self._read_at
 
     def set_timeout(self, timeout_s: float) -> None:

@@ -37,8 +37,8 @@ def build_plan(
 ) -> LaunchPlan:
     """Build the plan of a launch.
 
-    `problems` are those that `try_resolve` found; they are reported together with the plan's
-    problems. The other arguments correspond to the fields of `LaunchPlan`.
+    The `problems` that `try_resolve` found are reported together with the plan's problems. The
+    other arguments correspond to the fields of `LaunchPlan`.
 
     Raises:
         ConfigError: if there are `problems`, or if settings contradict each other.

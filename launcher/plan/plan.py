@@ -38,7 +38,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def cpus(self) -> tuple[str, ...]:
-        """The cores that each process is bound to, as Linux lists them; empty without binding."""
+        """The cores that each process is bound to, as Linux lists them; empty if it is unbound."""
         gpus = self.machine.visible_gpus if self.settings.numa_binding == NODE else ()
         return tuple(gpus[index].local_cpus for index in self.gpus) if gpus else ()
 

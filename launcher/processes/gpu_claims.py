@@ -1,10 +1,11 @@
 """Claims idle GPUs by binding one Unix socket name per GPU, so that other launches skip them.
 
-A claim is a socket bound to a name in Linux's abstract namespace. Only one process of all users can
-bind a name. A lock file would need a folder that all users can write to; flock(2) on /dev/nvidiaN
-starts the driver, is unavailable for MIG slices, and does not identify the owner. The kernel
-releases a name when the launch exits, even if the launch is killed. A script that replaces the
-launcher inherits the socket. Claims on the host are invisible in a container with its own network.
+A claim is a socket bound to a name in Linux's abstract namespace. Only one process can bind a name,
+whichever users are involved. A lock file would need a folder that all users can write to; flock(2)
+on /dev/nvidiaN starts the driver, is unavailable for MIG slices, and does not identify the owner.
+The kernel releases a name when the launch exits, even if the launch is killed. A script that
+replaces the launcher inherits the socket. In a container with its own network, claims on the host
+are invisible.
 
 A waiting launch also binds a name, which contains the start time of the launch. The launch that has
 waited longest gets idle GPUs first; until it has enough, later launches get none.

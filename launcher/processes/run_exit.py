@@ -1,4 +1,4 @@
-"""Determines the exit code and the report of a run on this machine, by pure functions."""
+"""Determines the exit code and the report of a run on this machine, with pure functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunOutcome(NamedTuple):
 
     @property
     def have_saved(self) -> bool:
-        """Whether all ranks have exited, each after success or a save."""
+        """Whether all ranks have exited, each with success or after a save."""
         has_failed = any(end.is_failure for end in self.exits)
         return len(self.exits) == self.num_ranks and not has_failed
 

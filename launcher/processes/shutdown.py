@@ -35,7 +35,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Grace(NamedTuple):
-    """Grace periods of ranks, in seconds."""
+    """The ranks' grace periods, in seconds."""
 
     usual_s: float  # after a stop signal
     victim_s: float  # after another rank has failed

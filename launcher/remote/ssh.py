@@ -111,7 +111,7 @@ class _Run:
             await asyncio.gather(*(machine.wait_closed() for machine in self.machines))
 
     async def _ask_hosts(self) -> list[HostReply]:
-        """Return the agents' answers; raises a single LaunchError with the reasons of all hosts."""
+        """Return the agents' answers; raises one LaunchError that lists all hosts' problems."""
         asked = [machine.ask(encode(self.launch.setup)) for machine in self.machines]
         async with self._waiting_notice(lambda machine: not machine.has_answered):
             answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -301,5 +301,5 @@ def test_a_rank_that_has_nothing_to_do_after_anothers_failure_is_killed_at_once(
 ) -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(VICTIM), how)
     assert "rank 1 of 2 exited with code 3" in done.stderr
-    assert ("rank 0 was killed, still stopping after 5 s" in done.stderr) == is_awaited
+    assert ("rank 0 was killed because it had not stopped after 5 s" in done.stderr) == is_awaited
     assert ("told" in done.stdout) == (how in ("before", "after"))

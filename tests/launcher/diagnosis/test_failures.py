@@ -271,7 +271,7 @@ def test_ranks_that_failed_alike_are_no_victims() -> None:
 
 def test_ranks_that_the_launcher_killed_are_named() -> None:
     ends = [ended(rank, -9, rank, killed_after_s=600.0) for rank in (1, 0)]
-    assert "killed, still stopping after 600 s" in failure(*ends).aftermath
+    assert "killed because they had not stopped after 600 s" in failure(*ends).aftermath
 
 
 def test_an_abort_that_nothing_explains_is_no_other_machines_fault() -> None:

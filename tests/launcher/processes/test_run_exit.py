@@ -34,7 +34,10 @@ def stopped(*codes: int, **how: Any) -> list[RankExit]:
 
 SILENT = [*exits(0, exited_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
 TOO_SLOW = stopped(0, -KILL, killed_after_s=30.0)
-KILLED = "stopped by SIGTERM; ranks 0-1 were killed, still stopping after 30 s (--grace-period-s)"
+KILLED = (
+    "stopped by SIGTERM; ranks 0-1 were killed because they had not stopped after 30 s "
+    "(--grace-period-s)"
+)
 UNSAVED = " before all ranks had saved and exited"
 THERE, BY_0 = {"remote_failure": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
