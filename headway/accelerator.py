@@ -481,7 +481,9 @@ class Accelerator(Process):
         self.parts.steps.set_trigger()
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check; call on every rank.
+        """Return whether any rank has called `set_trigger()` since the last check.
+
+        Every rank must call this.
 
         Examples:
             >>> accelerator.set_trigger()
@@ -505,14 +507,14 @@ class Accelerator(Process):
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradient norm, unless gradients are accumulating, and return it before clipping.
+        """Clip the gradient norm unless gradients are accumulating; return the original norm.
 
         Args:
             max_norm: the maximum total norm of the gradients.
             norm_type: the p of the p-norm; `inf` for the infinity norm.
 
         Returns:
-            The norm before clipping, as a tensor of shape []; with fp16, of the unscaled gradients.
+            The norm before clipping, as a tensor of shape []; fp16 gradients are unscaled first.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))

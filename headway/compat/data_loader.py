@@ -50,7 +50,8 @@ class DataLoaderShard(TrainingLoader):
     loader. All other attributes are those of `base_dataloader`.
 
     With `use_stateful_dataloader`, `base_dataloader` is a StatefulDataLoader from torchdata. This
-    loader then has the same methods and passes `isinstance`, and checkpoints include its state.
+    loader then has the same methods, `isinstance` accepts it as a StatefulDataLoader, and
+    checkpoints include its state.
 
     Args:
         dataset: The dataset, passed to `torch.utils.data.DataLoader` together with `kwargs`.

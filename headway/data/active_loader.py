@@ -13,7 +13,7 @@ from headway.distributed.world import rank_and_size
 
 
 class TrainingLoader(DataLoader[Any]):
-    """Base class of loaders with `epoch`, `without_first` and `override_even_batches`."""
+    """Base class of prepared loaders, all of which have `epoch` and `without_first`."""
 
     without_first: Any
 
@@ -37,7 +37,7 @@ class GlobalBatch(NamedTuple):
 
 
 class LoopSamples(NamedTuple):
-    """Counts of all and of repeated samples that this rank got in a loop; repeats come last."""
+    """Counts of the samples that this rank received in a loop, and of the repeats at their end."""
 
     samples: int
     repeated: int

@@ -38,7 +38,7 @@ class NoBatch:
 
 
 class BatchSource:
-    """Base class, which reads a stream on a single rank, or a loader that overrides `__iter__`.
+    """Base class; reads a stream on a single rank, or a loader that overrides `__iter__`.
 
     Batches of an overridden `__iter__` keep their sizes. With `even_batches`, ranks without a batch
     in the last round get a copy of a batch of that round.

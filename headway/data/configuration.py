@@ -126,7 +126,7 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
 def with_batches_of_ranks(
     loader: Any, micro_batch: int | None, config: DataLoaderConfiguration, num_ranks: int
 ) -> Any:
-    """Return a loader with batches of the size per rank if the script set the global size."""
+    """Return a loader with per-rank batches if the script has set the global batch size."""
     if micro_batch is None and (num_ranks == 1 or not config.split_batches):
         return loader
     own = batch_size_of(loader)

@@ -1,4 +1,4 @@
-"""Division of global batches among the ranks."""
+"""Divides global batches among the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.distributed.nested import leaves
 
 
 class Offset(NamedTuple):
-    """Numbers of the script loader's batches and samples yielded so far, to all ranks together."""
+    """How many batches and samples of the script's loader all ranks together have received."""
 
     batches: int = 0
     samples: int = 0  # 0 if the batch size is unknown

@@ -321,7 +321,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         }
 
     def require_position(self, position: dict[str, Any], where: str) -> bool:
-        """Check that the loader matches `position`; return whether that is within an epoch."""
+        """Check that data and batches match; return whether `position` is within an epoch."""
         start, seed = _saved_start(position), None if self._seeds is None else self._seeds.seed
         if not start.taken.batches:
             return False

@@ -60,7 +60,7 @@ class PendingCheckpoint:
         return True
 
     def update_leader(self) -> None:
-        """Choose the leader: a loop over the previous leader's loader, or the first to request."""
+        """Choose the leader: a loop over the same loader as before, else the first to request."""
         requesting = [each for each in self.requests.values() if each.rounds and not each.is_over]
         self.requests.clear()
         if not requesting:
@@ -175,16 +175,16 @@ class LoaderSet:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether a new iteration would be outside all others of this `count_epochs` epoch."""
+        """Whether a new iteration would be outermost in the current epoch of `count_epochs`."""
         earlier = self._earlier
         return earlier is not None and all(each in earlier for each in self.open)
 
     def attribute(self) -> None:
-        """Attribute the training steps since the previous `attribute()` to iterations.
+        """Attribute to iterations the training steps taken since the last call to this method.
 
-        They are attributed to the open iterations that have yielded a batch since then. If
-        there are none, they are attributed to closed iterations (`batch = next(iter(loader))`). Of
-        several iterations over the same loader, only the last counts.
+        The steps are attributed to the open iterations that have yielded a batch since then or, if
+        there are none, to closed iterations, as in `batch = next(iter(loader))`. Of several
+        iterations over the same loader, only the last counts.
         """
         if self._trained == self.progress.num_trained:
             return

@@ -71,7 +71,7 @@ class Draws:
 
     @contextmanager
     def _as_first(self, start: StartPosition) -> Iterator[None]:
-        """Set the generators for a first iteration; a new iteration advances rank 0's."""
+        """Set the generators for a first iteration; if it is new, advance rank 0's generators."""
         before = self.generators.states()
         first = self.begin_first(before) if start.is_new else start.first
         is_own = start.is_new and self.seed == _number_of(before)

@@ -117,7 +117,7 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with this rank's shards of its stream; unchanged if that is not split.
+    """Return `loader` with only this rank's shards if its stream is split; otherwise, `loader`.
 
     A stream with `num_shards` and `shard(num_shards=, index=)`, such as a stream of Hugging Face's
     `datasets`, is split if `num_shards` is divisible by the number of ranks, or `split` is True.

@@ -47,7 +47,7 @@ def with_shielded_workers(loader: Any, *, records_draws: bool = False) -> Any:
 
 @contextmanager
 def starting_workers(loader: Any) -> Iterator[None]:
-    """Block stop signals in workers that the block starts until they have set their handlers."""
+    """Block stop signals in workers that the block starts, until they have set handlers."""
     num_workers = getattr(loader, "num_workers", 0)
     if not (num_workers and _HAS_PROC and callable(signal.getsignal(signal.SIGTERM))):
         yield
@@ -61,7 +61,7 @@ def starting_workers(loader: Any) -> Iterator[None]:
 
 
 class ShieldedWorker:
-    """A `worker_init_fn` that sets the worker's signal handlers, then calls the script's own."""
+    """A `worker_init_fn` that sets signal handlers, then calls the script's `worker_init_fn`."""
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init

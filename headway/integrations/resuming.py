@@ -65,8 +65,8 @@ def select_start(
     """Return how this process's next training run in `folder` starts.
 
     The script's own choice (`given`) takes precedence. Restarts and requeued jobs resume from the
-    checkpoints of the job or, outside a job, of the launch. Otherwise, `--resume` applies; if it is
-    a path, it applies only to the script's first training run in the folder.
+    checkpoints of the job or, outside a job, of the launch. Otherwise, `--resume` applies; a path
+    in `--resume` applies only to the script's first training run in the folder.
 
     Raises:
         CheckpointError: `--resume latest` finds no checkpoint, or a path does not exist.
@@ -181,7 +181,7 @@ def log_start(library: str, start: TrainingStart, folder: Path) -> None:
 
 @contextmanager
 def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
-    """Wrap an object's methods in a block; a wrapper gets the method and its arguments."""
+    """Wrap an object's methods during the block; a wrapper gets the method and its arguments."""
     own = vars(owner)
     before = {name: own[name] for name in wrappers if name in own}
     own.update({name: partial(wrap, getattr(owner, name)) for name, wrap in wrappers.items()})

@@ -1,1 +1,1 @@
-"""Migration of scripts from Accelerate: maps names, lists differences and rewrites imports."""
+"""Migrates scripts from Accelerate: maps names, lists differences and rewrites imports."""

@@ -52,7 +52,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
 def headway_path(module: str, name: str) -> str | None:
     """Return the path of Headway's definition of a name in Accelerate's module; None if missing.
 
-    `module` is relative to `accelerate`; "" is the package. `utils.*` have the names of `utils`.
+    `module` is relative to `accelerate`; "" is the package. `utils.*` also have those of `utils`.
     """
     for home in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in DEFINITIONS.get(home, {}):

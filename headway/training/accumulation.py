@@ -229,7 +229,7 @@ class Accumulation:
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `context`, and reject token counts: the last backward pass is unknown."""
+        """Enter `context`, and reject token counts, because the last pass is unknown there."""
         before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:

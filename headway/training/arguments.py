@@ -120,7 +120,7 @@ def merge_arguments(
 
 
 def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
-    """Return the arguments that are settings, named as in `RunContract`; omitted ones are None."""
+    """Return the arguments that are settings, named as in `RunContract`; None means omitted."""
     resume = arguments.resume_from
     return {
         "device": arguments.device,
@@ -193,7 +193,7 @@ def _both(one: str, other: str, alone: str = "one of the two") -> UsageError:
 def reject_unsupported(
     arguments: Mapping[str, object], known: Iterable[str], where: str = CALL
 ) -> None:
-    """Raise UsageError, with a fix, for unknown arguments; ignore Accelerate's that are None."""
+    """Raise UsageError for unknown arguments, but ignore Accelerate's arguments that are None."""
     for name, value in arguments.items():
         if name in UNSUPPORTED and value is None:
             continue

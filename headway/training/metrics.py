@@ -95,11 +95,11 @@ def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
 
 
 def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
-    """Return how many rows to keep, because they belong to samples of the batch that are new.
+    """Return how many rows of the batch to keep; the rest belong to repeated samples.
 
-    If there are as many rows as in a full batch, but the batch is short, only its first rows are
-    kept. If that number is also k rows per sample of the short batch, one row per sample is kept if
-    full batches had one, and k rows if they had more; otherwise, UsageError is raised.
+    If a short batch has as many rows as a full batch, one row per sample is kept. If the number of
+    rows is also k per sample of the short batch, one row per sample is kept if full batches had
+    one, and all k rows if they had more; otherwise, UsageError is raised.
     """
     rank, size = rank_and_size()
     samples, new = loop.batch.of_rank(rank, size)

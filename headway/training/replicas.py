@@ -40,8 +40,8 @@ _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loa
 def next_comparison(step: int) -> int:
     """Return the next step after `step` at which ranks compare their weights.
 
-    They compare them after steps 1, 2, 4, ..., 1024, and then after every 1024th step. This takes
-    less than 0.1 % of the time of a training run.
+    The comparisons follow steps 1, 2, 4, ..., 1024, and then every 1024th step. They take less than
+    0.1 % of the time of a training run.
     """
     return step + min(max(step, 1), _MAX_INTERVAL)
 
@@ -203,7 +203,7 @@ def note_raw_optimizer(training: Training) -> None:
 
 
 def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:
-    """Log once, on rank 0, that one of `weights`, or for None every model, is unprepared."""
+    """Log once, on rank 0, if `weights` are unprepared or, for None, if no model is prepared."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
         _note(

@@ -150,7 +150,7 @@ class Training:
 
     @property
     def loader(self) -> PreparedDataLoader | None:
-        """The loader that determines the epoch: the leading loader or the first trained on."""
+        """The loader that determines the epoch: the leading one, or else the first trained on."""
         leads = attrgetter("epochs.leads", "epochs.has_trained")
         return max(self.loaders, key=leads, default=None)
 
@@ -180,6 +180,9 @@ _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
-    """Return whether all weights are in prepared models or, for None, whether there are any."""
+    """Return whether all weights are in prepared models.
+
+    With None, return whether any model is prepared.
+    """
     known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
     return bool(known) if weights is None else all(id(weight) in known for weight in weights)
