@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,7 +17,6 @@ from typing import NoReturn, TextIO
 
 from headway._version import __version__
 from headway.errors import Code, ConfigError, HeadwayError, MachineError, did_you_mean
-from headway.ipc import signals
 from headway.ipc.stderr import flush_streams, log
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
@@ -77,8 +75,6 @@ def run_command() -> NoReturn:
     A launcher that supervised ranks has imported torch, and skips interpreter finalization, which
     would take a third of a second.
     """
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signals.trap(signals.exit_on_signal, signal.SIGTERM)
     exit_code = main()
     if "headway.launcher.processes.supervise" in sys.modules:
         flush_streams()

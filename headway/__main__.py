@@ -1,4 +1,4 @@
-"""The entry point of `python -m headway` and of the `headway` command."""
+"""Entry point of `python -m headway` and of the `headway` command."""
 
 import gc
 import os
@@ -6,9 +6,16 @@ import sys
 
 
 def run() -> None:
-    """Run the command line, and handle Ctrl-C even during imports."""
+    """Run the command line, and handle Ctrl-C, SIGTERM and SIGHUP even during imports."""
     gc.disable()  # until the subcommand is imported
     try:
+        import signal  # after `sys.path` is safe
+
+        from headway.ipc import signals
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signals.trap(signals.exit_on_signal, number)
         from headway.commands.main import run_command
     except KeyboardInterrupt:
         from headway.ipc.stderr import log

@@ -224,8 +224,8 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     if not worker.is_path_safe():
         del sys.path[0]  # the folder of the `headway` command; the script's folder replaces it
-    if signal.getsignal(signal.SIGTERM) is signals.exit_on_signal:
-        signals.reset_handlers(signal.SIGTERM)
+    ours = [sig for sig in STOP_SIGNALS if signal.getsignal(sig) is signals.exit_on_signal]
+    signals.reset_handlers(*ours)
     atexit.register(worker.finish_process)
     program = plan.program
     worker.run_alone(program.kind, program.name, program.args)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from headway.errors import STOP_SIGNALS
 from headway.ipc.signals import collect_signals
 
 
@@ -66,7 +67,7 @@ class Source:
             limit_s = 120 if command[0] == sys.executable else 30
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         own: dict[str, Any] = {"start_new_session": True}  # to kill a wrapper's children too
-        with collect_signals(signal.SIGINT, signal.SIGTERM) as stops:  # until `tool` is set
+        with collect_signals(*STOP_SIGNALS) as stops:  # until `tool` is set
             tool = subprocess.Popen(command, text=True, errors="replace", **pipes, **own)
         with tool:
             try:

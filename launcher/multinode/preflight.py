@@ -45,8 +45,10 @@ def facts_of(plan: LaunchPlan, torch_version: str) -> MachineFacts:
     """Return the facts that machines compare; possible secrets are hashed."""
     program = plan.program
     must = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
-    with suppress(OSError):  # Python finds a module itself
-        if program.kind != "module":
+    with suppress(OSError):
+        if program.kind == "module":  # Python finds its file
+            must.append(Fact("module", program.name))
+        else:
             with open(program.name, "rb") as file:
                 must.append(Fact("script", _digest(file.read())))
     should = [

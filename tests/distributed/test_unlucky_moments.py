@@ -92,6 +92,7 @@ sys.modules.pop("headway.commands.main", None)
 from headway.__main__ import run
 run()
 """
+STOPPED_IN_IT = IN_AN_IMPORT_OF_OURS.replace("raise KeyboardInterrupt", "signal.raise_signal(15)")
 WHILE_A_TOOL_RUNS = """
 from headway.commands import main
 from headway.machine.source import Source
@@ -104,7 +105,8 @@ class Popen(subprocess.Popen):
         os.kill(os.getpid(), signal.SIGTERM)  # the caller does not have this object yet
 subprocess.Popen = Popen
 main._dispatch = lambda _: Source().output_of(["sleep", "300"])
-main.run_command()
+from headway.__main__ import run
+run()
 """
 
 
@@ -114,6 +116,9 @@ main.run_command()
         (IN_AN_IMPORT, signal.SIGINT, "closed\n"),
         (IN_AN_IMPORT.replace("SIGINT", "SIGHUP"), signal.SIGHUP, "closed\n"),
         (IN_AN_IMPORT_OF_OURS, signal.SIGINT, ""),
+        ("import signal" + STOPPED_IN_IT, signal.SIGTERM, ""),
+        ("import signal" + STOPPED_IN_IT.replace("15", "1"), signal.SIGHUP, ""),
+        (WHILE_A_TOOL_RUNS.replace("SIGTERM", "SIGHUP"), signal.SIGHUP, ""),
         (WHILE_A_TOOL_RUNS, signal.SIGTERM, ""),
     ],
 )

@@ -27,7 +27,10 @@ from headway.launcher.multinode.messages import (
     StartRound,
     StepTiming,
 )
+from headway.launcher.multinode.preflight import differences, facts_of
+from headway.launcher.plan.program import Program
 from headway.launcher.processes.repeats import RepeatDetector
+from tests.launcher.plan.planning import plan
 
 
 def facts(script: str) -> MachineFacts:
@@ -447,3 +450,9 @@ def test_a_machine_that_leaves_before_ranks_start_can_come_again() -> None:
     assert run.join(3, 1)
     run.ready(3)
     assert kinds(run.sent()) == [(1, "Probe"), (3, "Probe")]
+
+
+def test_machines_that_run_different_modules_are_different_jobs() -> None:
+    ours, theirs = (facts_of(plan(program=Program(name, (), "module")), "2.13") for name in "ab")
+    (row,) = differences(ours.must_agree, theirs.must_agree, "machine 1")
+    assert str(row) == "machine 1: module b, but a on machine 0"
