@@ -8,8 +8,8 @@ A small GPT on the CPU, 2 ranks, steps of 0.2 s (0.15 to 0.25, seeded), a checkp
 steps (20). At seeded moments a random rank is killed (kill -9). The contenders take turns in each
 run:
 
-1. headway auto: `accelerator.resume()`, `checkpoint(every="auto")`, `launch --max-restarts`;
-2. headway: the same with `checkpoint(every=20)`;
+1. headway auto: `resume()`, `checkpoint(every="auto", wait=False)`, `launch --max-restarts`;
+2. headway: the same with `checkpoint(every=20, wait=False)`;
 3. torchrun: DDP, and torch.distributed.checkpoint as in PyTorch's tutorial, which loads the newest
    checkpoint that has its metadata, `torchrun --max-restarts`.
 
@@ -154,7 +154,7 @@ for batch in loader:
     optimizer.step()
     step += 1
     end_step(step)
-    accelerator.checkpoint(every=EVERY)
+    accelerator.checkpoint(every=EVERY, wait=False)
     begin_step()
 accelerator.end_training()
 """
