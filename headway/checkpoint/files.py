@@ -112,7 +112,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         storages.add(storage)
     dropped = [name for name in state_dict if name not in kept]
     if dropped:
-        _logger.warning("Not saved: %s; the same tensors are saved under other names", dropped)
+        _logger.warning("Removed shared tensors %s, which are saved under other names", dropped)
     return kept
 
 
