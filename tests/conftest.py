@@ -206,6 +206,18 @@ def imports_are_no_garbage() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_records_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail if a test has recorded a run among those of the person who runs the tests."""
+    from headway.history.store import FILE, runs_folder
+
+    folder, base = Path(runs_folder()), str(tmp_path_factory.getbasetemp())
+    before = {*folder.glob(f"*/{FILE}")}
+    yield
+    after = {*folder.glob(f"*/{FILE}")} - before
+    assert not [path for path in after if base in path.read_text()], "records of tests"
+
+
+@pytest.fixture(scope="session", autouse=True)
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep torch's compile cache, which the first optimizer step makes, out of the tests' way."""
     with pytest.MonkeyPatch.context() as patch:

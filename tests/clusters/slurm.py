@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -151,7 +152,8 @@ class Slurm:
     def submit(self, body: str, *options: str) -> Job:
         """Submit a batch script whose output goes to `out-JOB.txt` in the working directory."""
         script = Path("job.sh")
-        script.write_text(f"#!/bin/bash\n{body}\n")
+        home = shlex.quote(os.environ["HOME"])  # SLURM sets this user's own with --export=NONE
+        script.write_text(f"#!/bin/bash\nexport HOME={home}\n{body}\n")
         words = ["sbatch", "--parsable", "--open-mode=append", "--output=out-%j.txt", *options]
         done = self.run(*words, str(script))
         assert done.returncode == 0, done.stderr
