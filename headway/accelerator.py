@@ -1,4 +1,4 @@
-"""The `Accelerator` for training scripts, whose methods delegate to its parts."""
+"""The `Accelerator` class for training scripts; its methods delegate to its components."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from headway.training.training import Training
 
 
 class Parts(NamedTuple):
-    """The components of an Accelerator; each owns its state, and may use only earlier components.
+    """The components of an Accelerator; each owns its state, and uses only those listed before it.
 
-    They are for code that extends Headway, and may change, unlike the Accelerator's public names.
+    Code that extends Headway may use the components, but they may change between versions.
     """
 
     training: Training
@@ -247,7 +247,8 @@ class Accelerator(Process):
         """Prepare one model, as `prepare` does; other types raise UsageError.
 
         Args:
-            device_placement: whether to move the model to `device`; None uses the Accelerator's.
+            device_placement: whether to move the model to `device`; None uses the Accelerator's
+                setting.
             evaluation_mode: prepare the model for inference: mixed precision and compilation
                 apply, but gradients are not synchronized.
 
@@ -423,8 +424,8 @@ class Accelerator(Process):
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch, and return a context for its forward and backward pass.
 
-        With n = `gradient_accumulation_steps`, every n-th micro-batch, and the last micro-batch of
-        a loader, completes an optimizer step of `models`, by default of all prepared models. The
+        An optimizer step of `models` is complete after n = `gradient_accumulation_steps`
+        micro-batches, or at a loader's last one. By default, `models` are all prepared models. The
         last step of an epoch may have fewer micro-batches; each of them still has weight 1/n.
 
         Examples:
@@ -616,7 +617,7 @@ class Accelerator(Process):
         """Return a context in which models are created without allocating their weights.
 
         This has an effect only with strategies that shard models: `prepare` then initializes one
-        unit at a time with `reset_parameters()` of the modules, or uses weights that rank 0 has
+        unit at a time by calling its modules' `reset_parameters()`, or uses weights that rank 0 has
         already loaded. With other strategies, models are created as usual.
 
         Examples:
@@ -875,7 +876,7 @@ class Accelerator(Process):
         `checkpoints`.
 
         Args:
-            fall_back: if the newest checkpoint is damaged, resume from the newest that is intact.
+            fall_back: if the newest checkpoint is damaged, resume from the newest intact one.
             allow_pickle: as in `load_state`.
 
         Raises:
@@ -906,7 +907,7 @@ class Accelerator(Process):
 
         Args:
             every: a number of optimizer steps, or a duration such as "10m" or "1h30m"; None saves
-                in each call, also between micro-batches. "auto" saves at Young's interval,
+                on every call, even between micro-batches. "auto" saves at Young's interval,
                 sqrt(2 * median duration of the last 3 saves * mean time between failures); until
                 the first failure of this training run, the mean is taken to be 6 hours. The first
                 save is then immediate, and its duration is measured.
@@ -1129,7 +1130,8 @@ class Accelerator(Process):
         other ranks call this or have exited the script, and destroys the process group.
 
         Raises:
-            UsageError: another rank continues training or has different weights; the run continues.
+            UsageError: another rank is still training, or the ranks' weights differ. Nothing has
+                been shut down.
             CheckpointError: the checkpoint could not be saved; everything else has been shut down.
         """
         compare_at_end(self.parts.training, has_split=self.has_split)

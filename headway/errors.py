@@ -25,7 +25,7 @@ MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ra
 
 
 class Code:
-    """The ids of all causes, which errors.md explains. An id is never changed or reused."""
+    """The ids of all error causes, explained in errors.md. An id is never changed or reused."""
 
     UNKNOWN_SETTING = "HW001"
     BAD_VALUE = "HW002"
@@ -150,7 +150,7 @@ class HeadwayError(Exception):
         what: a sentence with the offending value.
         where: the file and line, variable, flag or call that the value came from.
         fix: a command or change that solves the problem.
-        code: the id of the cause, one of `Code`, which `headway explain` explains, or None.
+        code: the id of the cause, which `headway explain` describes, or None.
 
     Examples:
         >>> from headway import Accelerator, HeadwayError

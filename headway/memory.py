@@ -170,7 +170,8 @@ def find_executable_batch_size(
 def _check_decreases(before: int, size: int) -> None:
     if size >= before:
         raise UsageError(
-            f"memory ran out with batch size {before}, but the next batch size is {size}",
+            f"memory ran out with batch size {before}, but the next batch size, {size},"
+            " is not smaller",
             where=f"the script's {CALL}",
             fix="pass a factor below 1, or a reduce_batch_size_fn that returns decreasing sizes",
             code=Code.BAD_ARGUMENT,

@@ -169,7 +169,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-    """Copy a tensor to the CPU; if the earlier copy `before` fits, reuse its memory."""
+    """Copy a tensor to the CPU; if an earlier copy, `before`, has the same layout, reuse it."""
     own = before
     if own is None or _layout(own) != _layout(tensor):
         is_pinned = tensor.is_cuda and not isinstance(tensor, DTensor)

@@ -49,8 +49,8 @@ class Checkpointer:
     Args:
         project: how checkpoints are named and how many are kept.
         began_at: start time of the job, in seconds since 1970, for the manifest.
-        extra_files: functions by file name; rank 0 writes their results to JSON files with these
-            names in each checkpoint.
+        extra_files: functions, keyed by the name of a JSON file. In each checkpoint, rank 0 writes
+            the function's result to this file.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Checkpointer:
         return lock.fd is not None
 
     def project_folder(self, method: str) -> Path:
-        """Return the project folder; if there is none, raise UsageError for `method`."""
+        """Return the project folder; if there is none, raise a UsageError that names `method`."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(

@@ -90,7 +90,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict that safetensors can write, with contiguous tensors in separate memory.
 
-    Of several names for the same tensor (tied weights), only the first is kept, and a warning lists
+    If a tensor has several names (tied weights), only the first name is kept, and a warning lists
     the other names. Tensors that share memory in other ways are copied.
     """
     kept: dict[str, Any] = {}

@@ -45,8 +45,8 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
         exists = not is_absent(folder / NAME)
         if not exists or read_manifest(folder) != manifest:
             raise CheckpointError(
-                "the checkpoint was replaced while it was being loaded, or this rank sees another"
-                " folder"
+                "the checkpoint was replaced while it was being loaded, or this rank sees a"
+                " different folder"
                 if exists
                 else "the checkpoint was removed while it was being loaded, or this rank cannot see"
                 " it",
@@ -97,7 +97,7 @@ def reading_state(folder: Path) -> Iterator[None]:
 
 
 class SavedWeights(NamedTuple):
-    """A model's weights in a checkpoint: tensors by name, and the names of other entries."""
+    """A model's weights in a checkpoint: its tensors by name, and the names of other entries."""
 
     tensors: dict[str, torch.Tensor]
     others: list[str]

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, which lists its files with sizes and checksums, and versions."""
+"""A checkpoint's manifest, which lists versions, and the files with their sizes and checksums."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def verify(folder: Path) -> Manifest:
     raise CheckpointError(
         f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was being read",
         where=shown(str(folder)),
-        fix="do not save to the same folder in another run at the same time",
+        fix="do not save to this folder from another run at the same time",
         code=Code.NOT_SHARED,
     )
 
@@ -214,7 +214,7 @@ def fail(error: OSError) -> None:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of all files below a folder, with slashes.
+    """Yield the relative paths of all files below a folder, separated by forward slashes.
 
     Raises OSError if a folder cannot be read.
     """

@@ -47,7 +47,7 @@ _KEEP = 2
 
 
 class _EpochCounter:
-    """Base class of `ResumedRun` with the epoch counter, which is not a dataclass field."""
+    """Base class of `ResumedRun` that holds the epoch counter, which is not a dataclass field."""
 
     __slots__ = ("_count",)
     _count: Callable[[int], Iterator[int]]
@@ -71,7 +71,7 @@ class ResumedRun(_EpochCounter):
     checkpoint: str | None = None
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that remain out of `total`, from the resumed epoch on.
+        """Yield the numbers of the remaining epochs, from the resumed epoch to `total` - 1.
 
         Use this if an epoch loops over several loaders: in the resumed epoch, finished loops are
         empty, and the interrupted loop continues. With one loader, use `range(run.epoch, total)`.
@@ -99,7 +99,7 @@ class Preemption:
     """Saves before the deadline, exits after the same step on all ranks, and resumes later.
 
     Stop signals are trapped from the first use of `checkpoint()` or `should_stop` until
-    `release()`. Before this process exits, it calls `end`, which finishes the training run.
+    `release()`. Before the process exits, `end` is called to finish the training run.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Preemption:
                 "a loader of headway.compat cannot resume within an epoch",
                 where="the script's resume()",
                 fix="use `from headway import Accelerator`; or call load_state() instead of"
-                " resume(), and skip_first_batches() in the epoch of the checkpoint",
+                " resume(), and skip_first_batches() in the interrupted epoch",
                 code=Code.UNSUPPORTED,
             )
 
@@ -425,7 +425,7 @@ def _select_checkpoint(
             f"all {len(found)} checkpoints are damaged: "
             + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(errors)),
             where=str(project),
-            fix="move them away to start from the beginning",
+            fix="move them elsewhere to start from the beginning",
             code=Code.DAMAGED,
         )
     return str(complete), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
@@ -465,7 +465,7 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
 
 
 def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
-    """If `path` is damaged, raise an error that contains a fix; every rank must call this."""
+    """If `path` is damaged, raise an error that suggests a fix; every rank must call this."""
     from headway.checkpoint.saving import on_rank_0
 
     def inspect() -> tuple[bool, bool, Path | None]:

@@ -147,7 +147,10 @@ def remove_on_failure(pending: Path) -> Iterator[None]:
 
 
 def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether this rank writes `tensor`; only rank 0 writes shared ones, except DTensors."""
+    """Return whether this rank writes `tensor`.
+
+    A tensor that all ranks share is written by rank 0 only, unless it is a DTensor.
+    """
     is_shared = name.startswith(f"{prefix_of()}.")
     return rank == 0 or not is_shared or isinstance(tensor, DTensor)
 

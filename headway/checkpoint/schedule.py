@@ -33,7 +33,7 @@ class TrainingRecord(NamedTuple):
     def interval_s(self) -> float:
         """Young's interval. It is 0 before the first save, when the cost of a save is unknown.
 
-        The cost is the median of the last saves: the first save of a process also imports modules.
+        The cost is a median, because the first save of a process also imports modules.
         Source: J. W. Young, A first order approximation to the optimum checkpoint interval, 1974.
         """
         if not self.saves_s:

@@ -131,7 +131,7 @@ def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
 
 
 class Agreement:
-    """Makes all ranks agree after every few units (steps or calls); rank 0 sets the interval."""
+    """All ranks agree on stop requests every few steps or calls (units); rank 0 sets how many."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -108,7 +108,7 @@ class SavedState:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """This rank's own state; empty if the number of ranks differs."""
+        """This rank's own state; empty if the saved run had a different number of ranks."""
         return self._own or _NO_RANK_STATE
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
@@ -168,8 +168,8 @@ class SavedState:
                 raise UsageError(
                     f"load_state() failed and left the training state only partly restored: {what}",
                     where=f"rank {rank}, {self.folder}",
-                    fix="fix its load_state_dict() and restart the script, which would otherwise"
-                    " train with a mixture of two states",
+                    fix="fix the load_state_dict() that failed, and restart the script, which would"
+                    " otherwise train with a mixture of two states",
                     code=Code.PARTLY_RESTORED,
                 ) from cause
 
@@ -221,7 +221,7 @@ class _Objects(_Part):
             pass
 
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
-        """Report which of the script's hyperparameters were replaced, and record `before`."""
+        """Report the script's hyperparameters that were replaced; keep `before` for later saves."""
         for line in override_notes(one.hyperparameters, before, loaded, self.setter_code):
             self._training.run.report(line)
         one.hyperparameters = before
@@ -517,7 +517,7 @@ class RankState(_Part):
             training.strategy.set_broadcast_buffers(prepared, broadcasts_next)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
-        """Return each model's own buffers, and whether rank 0's buffers are broadcast next."""
+        """Return each model's buffers, and whether its next forward pass broadcasts rank 0's."""
         return checkpoint.own["buffers"] or [((), True)] * len(self._training.models)
 
 

@@ -1,7 +1,7 @@
 """Accelerate's modules and names, and their behavior: `import headway.compat as accelerate`.
 
-Objects that behave the same in both libraries are Headway's. Where Accelerate behaves differently,
-this package follows Accelerate: for example, an LR scheduler steps once per rank.
+Objects that behave the same in both libraries come from Headway. Where Accelerate behaves
+differently, this package follows Accelerate: for example, an LR scheduler steps once per rank.
 """
 
 import sys

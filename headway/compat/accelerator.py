@@ -30,7 +30,7 @@ __getattr__, __dir__ = forward(__name__)
 
 
 class AcceleratedScheduler(PreparedScheduler):
-    """An LR scheduler defined in single-process steps, so `step()` steps it once per rank.
+    """An LR scheduler that counts single-process steps: `step()` steps it once per rank.
 
     With `split_batches`, where the ranks share a batch, `step()` steps once. It does not step
     during gradient accumulation or after an overflow (fp16). In contrast, the LR schedulers of
@@ -117,7 +117,7 @@ def _accepted(arguments: Arguments) -> Arguments:
         if getattr(arguments, name) is not None:
             raise UsageError(
                 f"{name} is not supported by loaders with Accelerate's behavior",
-                where="the script's Accelerator(...) of headway.compat",
+                where="the script's headway.compat.Accelerator(...)",
                 fix=f"use `from headway import Accelerator`, or remove {name}",
                 code=Code.UNSUPPORTED,
             )
@@ -136,8 +136,8 @@ class Accelerator(native.Accelerator):
     - An LR scheduler steps once per rank: see `AcceleratedScheduler`.
     - An LR scheduler whose optimizer is not prepared follows all prepared optimizers.
     - Gradients are clipped in every micro-batch, even during gradient accumulation.
-    - Loaders pad the last round to full batches; see `headway.compat.data_loader`. Only loaders
-      with a custom `__iter__` are sharded in the same way as by `headway.Accelerator`.
+    - Loaders pad the last round to full batches; see `headway.compat.data_loader`. Loaders with a
+      custom `__iter__` are an exception: they are sharded as in `headway.Accelerator`.
     - `split_batches=True` has no effect as an argument; use `DataLoaderConfiguration`.
     - `reduce` sums even with `reduction="none"`, keeps each tensor's dtype, and ignores `scale`.
     - After `load_state`, a loader restarts its epoch. To resume within the epoch, use

@@ -1,4 +1,4 @@
-"""The names of `accelerate.data_loader`, which shard, sample and resume as Accelerate does.
+"""The loaders of `accelerate.data_loader`, which shard, sample and resume as Accelerate does.
 
 Incomplete final batches are padded with repeated samples; `headway.Accelerator` distributes the
 remaining samples instead.
@@ -45,9 +45,9 @@ _COPIED = (  # without in_order: ranks must not reorder batches differently
 class DataLoaderShard(TrainingLoader):
     """A DataLoader that moves batches to a device, detects the last batch and counts epochs.
 
-    With several ranks, the dataset or batch sampler must already be a shard. An epoch counts once
-    it is complete; an epoch of a loader from `skip_first_batches` does not count for the original
-    loader. All other attributes are those of `base_dataloader`.
+    With several ranks, the dataset or batch sampler must already be a shard. An epoch is counted
+    when it is complete; an epoch of a loader from `skip_first_batches` is not counted for the
+    original loader. All other attributes are those of `base_dataloader`.
 
     With `use_stateful_dataloader`, `base_dataloader` is a StatefulDataLoader from torchdata. This
     loader then has the same methods, `isinstance` accepts it as a StatefulDataLoader, and
@@ -177,7 +177,7 @@ class DataLoaderShard(TrainingLoader):
             self._load_state_dict(position["state"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch number of the next iteration, the samplers and the dataset."""
+        """Set the epoch number for the next iteration, the samplers and the dataset."""
         self.iteration, batches = epoch, _batches_of(self)
         for part in (batches, getattr(batches, "sampler", None), self.sampler, self.dataset):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
@@ -378,7 +378,7 @@ def _share_of(
     if source != "dataset":
         if source == "sampler" and not isinstance(given, BatchSampler):
             raise UsageError(
-                "batch_size=None yields single samples, which cannot be sharded in batches",
+                "a loader with batch_size=None yields single samples, which cannot be sharded",
                 where="the script's data loader",
                 fix="pass a batch_size, or a BatchSampler as sampler",
                 code=Code.BATCH_SIZE,

@@ -1,4 +1,4 @@
-"""Creates modules of this package on first import; their attributes are forwarded.
+"""Creates modules of this package on first import, and looks up their attributes in Headway.
 
 `replace_accelerate` replaces Accelerate's runtime with Headway's for all imports of `accelerate`
 in this process. Accelerate's runtime modules are not executed; `headway.compat` provides their

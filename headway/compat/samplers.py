@@ -93,7 +93,7 @@ class IterableDatasetShard(IterableDataset[Any]):
             require_multiple(self.batch_size, self.num_processes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch number of the next iteration and of the dataset."""
+        """Set the epoch number for the next iteration and the dataset."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)

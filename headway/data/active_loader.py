@@ -37,7 +37,7 @@ class GlobalBatch(NamedTuple):
 
 
 class LoopSamples(NamedTuple):
-    """Counts of the samples that this rank received in a loop, and of the repeats at their end."""
+    """Number of samples that this rank received in a loop, and how many of them were repeated."""
 
     samples: int
     repeated: int

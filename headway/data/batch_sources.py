@@ -34,14 +34,14 @@ LOOP = "a loop over a prepared DataLoader"
 
 
 class NoBatch:
-    """Sentinel for a rank without a batch in a round. As a class, it stays identical in pickles."""
+    """Sentinel for a rank without a batch in a round; a class, so pickling keeps its identity."""
 
 
 class BatchSource:
     """Base class; reads a stream on a single rank, or a loader that overrides `__iter__`.
 
     Batches of an overridden `__iter__` keep their sizes. With `even_batches`, ranks without a batch
-    in the last round get a copy of a batch of that round.
+    in the last round get a copy of a batch from the same round.
     """
 
     reads = True  # whether this rank loads samples
@@ -91,7 +91,7 @@ class BatchSource:
 
 
 def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
-    """Reread and drop the first rounds, and compute their checksum if the start has one."""
+    """Reread and drop the first rounds; compute their checksum if the start position has one."""
     for parts, _ in islice(rounds, iteration.reread.batches // iteration.owner.num_batches):
         if iteration.start.checksum:
             iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
@@ -134,7 +134,7 @@ class MapSource(BatchSource):
         yield from chain(first, items)
 
     def _marks_of(self, *batches: Any) -> str | None:
-        """Return checksums of the batches with these indices; None if loading is random."""
+        """Return checksums of the batches with these indices; None if repeated loads differ."""
         twice = [batch for batch in batches for _ in range(2)]
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()

@@ -160,16 +160,17 @@ def check_shardable(loader: Any, config: DataLoaderConfiguration, num_ranks: int
             f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
             " samples would be sharded twice",
             where="the script's prepare(...)",
-            fix="pass shuffle= to the DataLoader instead of a sampler; prepare() then shards it;"
-            " or pass DataLoaderConfiguration(already_sharded=True) and use that number of ranks",
+            fix="pass shuffle= to the DataLoader instead of a sampler, so that prepare() shards it;"
+            " or use DataLoaderConfiguration(already_sharded=True) with"
+            f" {sampler.num_replicas} ranks",
             code=Code.SHARDED_TWICE,
         )
     if num_ranks == 1 or config.already_sharded:
         return
     if not is_plain(loader) and config.dispatch_batches is False:
         raise UsageError(
-            f"{type(loader).__name__} overrides __iter__, which only rank 0 can run for"
-            " all ranks, but dispatch_batches is False",
+            f"{type(loader).__name__} overrides __iter__, so rank 0 must read it for all"
+            " ranks, but dispatch_batches is False",
             where="the script's DataLoaderConfiguration(dispatch_batches=False)",
             fix="remove dispatch_batches=False; or do not prepare the loader, and have each rank"
             " read its own data",

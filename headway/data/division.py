@@ -14,7 +14,7 @@ from headway.distributed.nested import leaves
 
 
 class Offset(NamedTuple):
-    """How many batches and samples of the script's loader all ranks together have received."""
+    """The number of batches and samples that all ranks together have received from a loader."""
 
     batches: int = 0
     samples: int = 0  # 0 if the batch size is unknown

@@ -37,7 +37,7 @@ class LoaderIteration:
 
     @property
     def reread(self) -> Offset:
-        """The batches to read again and drop; none if the dataset's state is restored instead."""
+        """How much to read again and drop; nothing if the dataset's state is restored instead."""
         return self.start.taken if self.start.stream is None else Offset()
 
     @property
@@ -88,7 +88,7 @@ class Epochs:
         return None if self._is_left_within else copy.deepcopy(self.stream.state_dict())
 
     def skip_empty(self) -> bool:
-        """Return whether the next iteration had ended before the run resumed; if so, count it."""
+        """If the next iteration was finished before the run resumed, count it and return True."""
         if not self.run.is_outermost or self.num_begun + 1 not in self.over:
             return False
         self.num_begun += 1

@@ -430,7 +430,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         return max(0, len(self._batch_source) - self._skipped)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch number of the next iteration, the samplers and the dataset."""
+        """Set the epoch number for the next iteration, the samplers and the dataset."""
         self.epochs.set(epoch)
         self._call_set_epoch(epoch)
 

@@ -1,4 +1,4 @@
-"""The loaders of a training run: their iterations and epochs, and checkpoints between batches.
+"""Tracks the iterations and epochs of a run's loaders, and saves checkpoints between batches.
 
 An iteration starts at its loader's position. Once an optimizer step is taken during an iteration,
 the iteration counts as an epoch, and the position moves to the start of the next epoch. Iterations
@@ -26,8 +26,9 @@ class PendingCheckpoint:
 
     After `schedule`, the checkpoint is saved when the leading loop requests its next batch. The
     leading loop is the first that has requested a batch since the previous `schedule`. After its
-    last batch, the checkpoint is saved when the next iteration over the same loader starts, except
-    under `torch.no_grad()`, so that it includes the script's changes between two epochs.
+    last batch, the checkpoint is saved when the next iteration over the same loader starts, so that
+    it includes the script's changes between two epochs. Iterations under `torch.no_grad()` do not
+    save it.
     """
 
     def __init__(self, report: Callable[[str], object]) -> None:
@@ -60,7 +61,7 @@ class PendingCheckpoint:
         return True
 
     def update_leader(self) -> None:
-        """Choose the leader: a loop over the same loader as before, else the first to request."""
+        """Choose the leading loop: over the same loader as before, or else first in `requests`."""
         requesting = [each for each in self.requests.values() if each.rounds and not each.is_over]
         self.requests.clear()
         if not requesting:
@@ -82,9 +83,10 @@ class PendingCheckpoint:
             self.save()
 
     def begin_iteration(self, owner: Epochs, *, is_in_epoch: bool) -> None:
-        """Save the checkpoint that was waiting for this iteration; after a peek, save it again.
+        """Save the checkpoint that was waiting for this iteration.
 
-        A run that resumes in an epoch of `run.epochs` always executes the code after a peek.
+        If the previous iteration was only a peek at a batch, save its checkpoint again. A run that
+        resumes within an epoch of `run.epochs` always executes the code after a peek.
         """
         is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
         if not is_over or all(each.owner is not owner for each in self._waiting):
@@ -175,7 +177,7 @@ class LoaderSet:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether a new iteration would be outermost in the current epoch of `count_epochs`."""
+        """Whether a new iteration would be the outermost in the current epoch of `count_epochs`."""
         earlier = self._earlier
         return earlier is not None and all(each in earlier for each in self.open)
 

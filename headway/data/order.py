@@ -1,4 +1,4 @@
-"""Draws the order of samples: in the first epoch as torch does, later from seed and epoch."""
+"""Draws the sample order: in the first epoch as torch does, then from the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class Draws:
 
     @contextmanager
     def _as_first(self, start: StartPosition) -> Iterator[None]:
-        """Set the generators for a first iteration; if it is new, advance rank 0's generators."""
+        """Set the generators to their states at the start of the first iteration.
+
+        If that iteration is not resumed, rank 0's generators keep the advanced states afterwards.
+        """
         before = self.generators.states()
         first = self.begin_first(before) if start.is_new else start.first
         is_own = start.is_new and self.seed == _number_of(before)
@@ -156,7 +159,7 @@ class SampleOrder(Draws):
         return lambda drawn: SeededIndices([drawn], key, True)
 
     def _drawn(self, source: Iterable[Any], start: StartPosition) -> Iterator[Any]:
-        """Iterate over a source, with the generators in their states at the start position."""
+        """Iterate over a source, after restoring the generators to the start position."""
         with self.at(start, 0):
             items = iter([*source] if self._draws_later else source)
             first = [*islice(items, 1)]

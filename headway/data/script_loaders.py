@@ -117,7 +117,7 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with only this rank's shards if its stream is split; otherwise, `loader`.
+    """Return `loader` with this rank's shards of its stream; unchanged if that is not split.
 
     A stream with `num_shards` and `shard(num_shards=, index=)`, such as a stream of Hugging Face's
     `datasets`, is split if `num_shards` is divisible by the number of ranks, or `split` is True.
@@ -134,8 +134,8 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
             f"split_streams=True, but a {type(stream).__name__} with {num_shards} shards cannot be"
             f" split over {num_ranks} ranks",
             where="the script's DataLoaderConfiguration(...)",
-            fix="implement `shard(num_shards=, index=)`, with at least as many shards as ranks,"
-            " or remove split_streams; each rank then reads the entire stream",
+            fix="implement `shard(num_shards=, index=)` for at least as many shards as ranks;"
+            " or remove split_streams, so that each rank reads the entire stream",
             code=Code.UNSHARDABLE,
         )
     return loader

@@ -47,7 +47,7 @@ def with_shielded_workers(loader: Any, *, records_draws: bool = False) -> Any:
 
 @contextmanager
 def starting_workers(loader: Any) -> Iterator[None]:
-    """Block stop signals in workers that the block starts, until they have set handlers."""
+    """Mask stop signals in workers that the `with` block starts, until they have set handlers."""
     num_workers = getattr(loader, "num_workers", 0)
     if not (num_workers and _HAS_PROC and callable(signal.getsignal(signal.SIGTERM))):
         yield

@@ -210,7 +210,9 @@ class TrainerPreemption:
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
-            log_once("note: training is not in the main thread, so signals terminate the process")
+            log_once(
+                "note: training does not run in the main thread, so signals terminate the process"
+            )
 
     def should_stop(self) -> bool:
         """Return whether the job must stop; all ranks must call this the same number of times."""

@@ -49,8 +49,8 @@ def install(module: ModuleType) -> None:
         is_own = trial is not None or stops_itself or self.args.world_size != rank_and_size()[1]
         if run is not None and stops_itself and run.resume is not None:
             raise UsageError(
-                "enable_jit_checkpoint cannot be used with --resume, because Trainer resumes by"
-                " itself",
+                "enable_jit_checkpoint cannot be used with --resume, because Trainer then"
+                " chooses the checkpoint itself",
                 where=f"TrainingArguments; {run.origins.get('resume', 'resume')}",
                 fix="remove enable_jit_checkpoint or --resume",
                 code=Code.CONTRADICTS_RUN,
@@ -153,7 +153,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Skip the epoch if the checkpoint is at `max_steps`; Trainer would take another step."""
+        """Skip the epoch if training is at `max_steps`, because Trainer would take another step."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True

@@ -16,8 +16,8 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
 }
-"""Headway modules that also define names of an Accelerate module, whose path is relative to
-`accelerate`; Headway's module of the same name comes first."""
+"""Headway modules that also define names of an Accelerate module, keyed by that module's path
+below `accelerate`. Headway's module of the same name is searched first."""
 
 _BATCH_SIZE = {
     "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
@@ -52,7 +52,8 @@ DEFINITIONS: dict[str, dict[str, str]] = {
 def headway_path(module: str, name: str) -> str | None:
     """Return the path of Headway's definition of a name in Accelerate's module; None if missing.
 
-    `module` is relative to `accelerate`; "" is the package. `utils.*` also have those of `utils`.
+    `module` is relative to `accelerate`; "" is the package. A module in `utils` also has the names
+    of `utils`.
     """
     for home in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in DEFINITIONS.get(home, {}):
@@ -134,7 +135,8 @@ def is_module(module: str) -> bool:
 def compat_module(module: str) -> str:
     """Return the module of `headway.compat` for a path relative to `accelerate`.
 
-    If that module does not exist, return its nearest parent, whose error suggests an alternative.
+    If that module does not exist, return its nearest parent, which raises errors that suggest
+    alternatives.
     """
     while module and not module_exists(joined(COMPAT, module)):
         module = module.rpartition(".")[0]

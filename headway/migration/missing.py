@@ -171,7 +171,7 @@ _MEMBERS = _names("""
     autocast_handler ddp_handler dispatch_batches init_handler native_amp non_blocking
     profile_handler scaler_handler use_seedable_sampler use_stateful_dataloader verify_device_map
 """)
-"""Members of Accelerate's Accelerator and states that are missing in Headway's."""
+"""Members of Accelerate's Accelerator and state classes that are missing from Headway's."""
 
 
 def feature_of_name(module: str, name: str) -> Feature | None:
@@ -192,11 +192,11 @@ def feature_of_module(module: str) -> Feature | None:
 
 
 class MissingAttributeError(UsageError, AttributeError):
-    """A name of Accelerate has no counterpart in Headway; `hasattr` returns False for the name."""
+    """A name in Accelerate has no counterpart in Headway; `hasattr` returns False for the name."""
 
 
 class MissingImportError(UsageError, ImportError):
-    """An imported name of Accelerate has no counterpart in Headway."""
+    """A name imported from Accelerate has no counterpart in Headway."""
 
 
 def raise_missing(module: str, name: str, asked: str) -> NoReturn:
@@ -232,10 +232,10 @@ def raise_if_missing(name: str, asked: object) -> None:
 
 
 def placeholder_class(name: str, feature: Feature, asked: str) -> type:
-    """Return a placeholder class for a name of Accelerate.
+    """Return a placeholder for a class of Accelerate that Headway does not have.
 
     Libraries import names that they may never use. `isinstance` with the class returns False, and
-    calling it or accessing an attribute raises MissingAttributeError. Errors contain `asked`.
+    calling it or accessing an attribute raises MissingAttributeError. The errors name `asked`.
     """
 
     def refuse() -> NoReturn:

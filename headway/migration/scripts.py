@@ -49,7 +49,7 @@ class Script:
         self.imports: list[ast.Import | ast.ImportFrom] = []
         self.packages: set[str] = set()
         self.names: dict[tuple[str, str], Lines] = {}
-        """Lines, keyed by the module relative to `accelerate`, and the name or ""."""
+        """Lines, keyed by module (relative to `accelerate`) and name ("" for the module)."""
         self.attributes: dict[str, Lines] = {}
         self.keywords: dict[str, Lines] = {}
         """Lines, keyed by the arguments of `Accelerator(...)` that are not None."""

@@ -185,7 +185,7 @@ class Accumulation:
     def begin_micro_batch(
         self, models: tuple[torch.nn.Module, ...], prepared: Callable[[], Sequence[torch.nn.Module]]
     ) -> None:
-        """Count a micro-batch of `models`, or of all if empty, and set `sync_gradients`."""
+        """Count a micro-batch of `models` (if empty, of all models), and set `sync_gradients`."""
         try:
             step = self._by_models.get(models)
         except TypeError:  # not a model but an unhashable object, such as a list
@@ -229,7 +229,7 @@ class Accumulation:
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `context`, and reject token counts, because the last pass is unknown there."""
+        """Enter `context`, and reject token counts in it: it is unknown which pass is the last."""
         before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:

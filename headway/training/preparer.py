@@ -87,12 +87,12 @@ class Preparer:
                     + type(models[0]).__name__,
                     where="the script's Accelerator(forward_methods=...)",
                     fix="pass names of the model's methods; with several models, prepare them"
-                    " all together, or prepare the model with the method first",
+                    " all together, or first prepare the model that has the method",
                     code=Code.BAD_ARGUMENT,
                 )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
-        """Log unprepared objects that look like data, because every rank would read all of it."""
+        """Log unprepared objects that look like data; every rank would read all of the data."""
         ranks = self.training.world.ranks
         for obj in objects:
             if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
@@ -205,6 +205,6 @@ class Preparer:
             self.training.remember(loader, prepared)
 
     def _before_iteration(self) -> Callable[[], None] | None:
-        """Return a function that synchronizes RNG states; None if only samplers' states need it."""
+        """Return a function that synchronizes RNG states other than those of samplers, if any."""
         types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None

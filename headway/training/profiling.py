@@ -94,7 +94,7 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
 def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
     """Profile the block; if the handler has a folder, write the trace of the last cycle.
 
-    If the handler has a folder, the ranks wait for each other at the end.
+    In that case, the ranks also wait for each other at the end.
     """
     folder, on_trace_ready = handler.output_trace_dir, handler.on_trace_ready
     trace = Path(folder or "", f"profile_{rank}.json")
@@ -115,7 +115,7 @@ def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profi
     if not is_written:
         warnings.warn(
             f"no trace in {trace}: the schedule {handler.schedule_option} recorded nothing;"
-            " call profiler.step() after each step, or record earlier",
+            " call profiler.step() after each step, or start recording earlier",
             stacklevel=3,
         )
     if folder is not None:

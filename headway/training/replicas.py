@@ -49,8 +49,8 @@ def next_comparison(step: int) -> int:
 def require_equal(training: Training, call: str) -> None:
     """Raise UsageError on all ranks if weights, learning rates or arguments differ between ranks.
 
-    The ranks compare sums and sums of squares. All ranks must call this function. `call` names the
-    script's call for messages.
+    The ranks compare sums and sums of squares. All ranks must call this function. Messages
+    name `call`, the call in the script.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return
@@ -97,7 +97,7 @@ def require_equal(training: Training, call: str) -> None:
 
 
 def compare_at_end(training: Training, *, has_split: bool) -> None:
-    """Wait for all ranks, compare their weights if none has left, and log duplicated work.
+    """Wait for all ranks, compare their weights if none has exited, and log duplicated work.
 
     `has_split` means that the script itself has split work between ranks.
     """

@@ -103,7 +103,7 @@ class Training:
         return [extract_model_from_parallel(m, keep_torch_compile=False) for m in self.models]
 
     def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
-        """Return the unwrapped model; if models are sharded, first wait for all ranks in `call`."""
+        """Return the unwrapped model; if models are sharded, wait until all ranks reach `call`."""
         if self.strategy.shards:
             call_barrier(call)
         return extract_model_from_parallel(model, keep_torch_compile=False)
@@ -150,7 +150,7 @@ class Training:
 
     @property
     def loader(self) -> PreparedDataLoader | None:
-        """The loader that determines the epoch: the leading one, or else the first trained on."""
+        """The loader that determines the epoch: the leading one, or else one used in training."""
         leads = attrgetter("epochs.leads", "epochs.has_trained")
         return max(self.loaders, key=leads, default=None)
 

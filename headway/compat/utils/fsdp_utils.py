@@ -1,7 +1,8 @@
-"""Names of `accelerate.utils.fsdp_utils`, which save and load a sharded model or its optimizer.
+"""Functions of `accelerate.utils.fsdp_utils` that save and load sharded models and optimizers.
 
-transformers' Trainer calls them. Each folder is a checkpoint like those of `save_state`: it is
-written in parts, is verified when loaded, and can be loaded on any number of ranks.
+transformers' Trainer calls these functions. Each folder is a checkpoint like those of
+`save_state`: it is written in parts, is verified when loaded, and can be loaded on any number of
+ranks.
 """
 
 from __future__ import annotations
