@@ -1,4 +1,4 @@
-"""Runs a plan: one process replaces the launcher or runs in it; several run under an agent."""
+"""Runs a plan: a single process replaces the launcher or runs in it; several run under an agent."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | No
 
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
-    """Write the run record of a process without a launcher; return a variable with its path."""
+    """Write the run record of a process without a launcher; return the variable for its path."""
     from headway.history.store import begin, failure_message, new_path
 
     path = new_path(environ)

@@ -46,10 +46,10 @@ class DeviceKind:
     mask_is_ordered = True  # the mask also sets the order; otherwise it is a set of indices
     empty_mask: str | None = None  # the value that hides all devices; None if unknown
     variables: Mapping[str, tuple[str, str]] = {}
-    """Variables that a launch sets unless they or `mask` are set: their values and the reasons."""
+    """Variables that a launch sets, unless they or `mask` are set; each with a value and reason."""
     debug_variables: Mapping[str, str] = {}  # keep ranks waiting while one is in a debugger
     interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
-    """Variables that select the network interface, with the text to put before its name."""
+    """Variables that select the network interface, each with a prefix for the interface's name."""
     resource = ""  # the name of the Kubernetes resource
     tool = ""  # the vendor's monitoring command
     wheels = ""  # torch's index below https://download.pytorch.org/whl; empty for PyPI
@@ -94,7 +94,7 @@ class DeviceKind:
         return 1
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized a device; forks cannot use devices then."""
+        """Return whether this process has initialized a device, so that forks cannot use one."""
         return False
 
     def current(self) -> torch.device:

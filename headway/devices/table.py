@@ -154,7 +154,7 @@ class Mps(DeviceKind):
     has_fp64 = False
     can_pin = False  # torch warns in every epoch
     variables: Mapping[str, tuple[str, str]] = {
-        "PYTORCH_ENABLE_MPS_FALLBACK": ("1", "operators that MPS lacks run on the CPU")
+        "PYTORCH_ENABLE_MPS_FALLBACK": ("1", "operators that MPS does not support run on the CPU")
     }
 
     def is_available(self) -> bool:

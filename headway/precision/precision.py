@@ -351,7 +351,7 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision for `device`; raise an error that contains `where` if unsupported."""
+    """Return the precision for `device`; raises an error at `where` if it is unsupported."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
     fits = other_precisions(kind.lacking)

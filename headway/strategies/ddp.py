@@ -5,7 +5,7 @@ gradient all-reduce, from its last gradient to the end of the backward pass. At 
 parameters have a hook; after a few steps, only those whose gradient was the last one in a step. If
 steps are short, one is measured every few milliseconds. All ranks must compute the same graph in
 each pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On
-a GPU, the hooks run when a gradient is queued, and the clock records a device event.
+a GPU, a hook runs once its gradient's kernels are queued, and the clock records a device event.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def _watch_frozen(model: DistributedDataParallel) -> None:
-    """Raise UsageError in forward passes if a parameter frozen at DDP's creation is trained later.
+    """Make forward passes raise UsageError if a parameter is unfrozen after DDP was created.
 
     DDP would not average this parameter's gradient, so ranks would train it differently.
     """
@@ -208,8 +208,8 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
             f"{trained} was frozen when its model was prepared but now requires grad, so"
             " DistributedDataParallel would not average its gradients over the ranks",
             where="the script's requires_grad_(True) after prepare(...)",
-            fix="freeze it after prepare(), with DistributedDataParallelKwargs("
-            "find_unused_parameters=True), or use strategy fsdp",
+            fix="freeze it only after prepare(), and pass DistributedDataParallelKwargs("
+            "find_unused_parameters=True); or use strategy fsdp",
             code=Code.CHANGED_LATE,
         )
 
@@ -275,7 +275,7 @@ class _LastGradient:
         self._last = number
 
     def _end_step(self) -> float:
-        """Return the clock time after which the end of a step must call this again."""
+        """Return the clock time after which this must be called again at the end of a step."""
         mark = self._progress.clock.mark
         last, self._last = self._last, None
         if last is None:

@@ -51,7 +51,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
     """Arguments for `torch.nn.parallel.DistributedDataParallel`; they have no effect with one rank.
 
     Args:
-        dim: see DistributedDataParallel, also for the next six arguments.
+        dim: see `DistributedDataParallel` for this and the next six arguments.
         comm_hook: how gradients are compressed for the all-reduce: fp16, bf16 or PowerSGD
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
@@ -101,7 +101,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
             )
 
     def to_dict(self, ignore_keys: tuple[str, ...] = _NOT_OF_DDP) -> dict[str, Any]:
-        """Return a copy of all fields except `ignore_keys`; by default, DDP's arguments remain."""
+        """Return a copy of all fields except `ignore_keys`; by default, only DDP's arguments."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:

@@ -221,7 +221,7 @@ class FSDP(Strategy):
 
 
 class HSDP(FSDP):
-    """Shards models within groups of `shard_size` adjacent ranks; each group has a replica."""
+    """Shards models within groups of `shard_size` adjacent ranks; each group holds one replica."""
 
     name = "hsdp"
 
@@ -240,7 +240,7 @@ def _checked_shard_size(world: World, shard_size: int | None) -> int:
     ranks, size = world.ranks, shard_size or world.ranks.local_world_size
     if ranks.world_size % size or (shard_size is None and size == ranks.world_size):
         raise UsageError(
-            f"shard_size is {shard_size}, which does not divide the {ranks.world_size} ranks"
+            f"shard_size is {shard_size}, which does not divide the world size, {ranks.world_size}"
             if shard_size
             else "strategy is 'hsdp' on one machine, but shard_size is not set",
             where="the settings strategy and shard_size",
@@ -272,8 +272,8 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
         dtypes = {str(tensor.dtype) for tensor in tensors if tensor.requires_grad}
         if len(dtypes) > 1:
             raise UsageError(
-                f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
-                " unit, which cannot be sharded together",
+                f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))}, which"
+                " cannot be sharded together in one unit",
                 where=PREPARE,
                 fix="convert the model to a single dtype (mixed_precision sets the dtype of the"
                 " computation), name units with a single dtype in wrap, or use strategy ddp",

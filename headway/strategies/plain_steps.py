@@ -21,7 +21,7 @@ def install(_: object = None) -> None:
 class PlainSteps:
     """Counts steps if neither an Accelerator nor a library's Trainer counts them.
 
-    With several optimizers, as in a GAN, a step ends when one of them steps again.
+    With several optimizers, as in a GAN, a step ends when one of the optimizers steps again.
     """
 
     def __init__(self, progress: Progress) -> None:

@@ -30,7 +30,7 @@ _REFUSED = {
         "remove it: it applies only to FSDP1, and models are sharded by FSDP2",
     ),
     "mixed_precision_policy": "pass Accelerator(mixed_precision='bf16')",
-    "ignored_modules": "prepare the rest of the model without them",
+    "ignored_modules": "pass only the other modules to prepare()",
     "activation_checkpointing_offload": "pass only activation_checkpointing=True",
 }
 
@@ -42,7 +42,7 @@ class FullyShardedDataParallelPlugin:
     They are equivalent to the settings strategy, wrap, activation_checkpointing and cpu_offload.
 
     Args:
-        fsdp_version: 1 or 2; with both, `torch.distributed.fsdp.fully_shard` (FSDP2) is used.
+        fsdp_version: 1 or 2; in either case, `fully_shard` (FSDP2) is used.
         sharding_strategy: `FULL_SHARD` (fsdp), `HYBRID_SHARD` (hsdp) or `NO_SHARD` (ddp).
         reshard_after_forward: must be True; units are always resharded after their forward pass.
         auto_wrap_policy: `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`, configured by the next two

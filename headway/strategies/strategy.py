@@ -134,7 +134,7 @@ class Strategy:
         return self.state_dict(model)
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return `own_state_dict`, in which tied tensors may have only one of their names."""
+        """Return `own_state_dict`, possibly with only one name for tensors that are tied."""
         return self.own_state_dict(model)
 
     def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ class ForwardMethods:
         model.register_forward_hook(partial(self._note_forward, False), always_call=True)
 
     def register(self, name: str, plain: Callable[..., Any], shared: Callable[..., Any]) -> None:
-        """Replace the method `name` with `shared`, or with `plain` inside another method."""
+        """Replace the method `name` with `shared`, or with `plain` in calls from other methods."""
         setattr(self._model, name, _ForwardMethod(self, plain, shared))
 
     def _note_forward(self, is_running: bool, *_: Any) -> None:

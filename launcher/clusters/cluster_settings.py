@@ -40,8 +40,7 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
 def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     """Return this process's rank if the cluster started each rank itself; None if it did not.
 
-    If the user sets num_machines or machine_rank, the cluster must have started one launch per
-    machine.
+    If the user sets num_machines or machine_rank, each process is one machine's launch, not a rank.
     """
     is_per_machine = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if is_per_machine or settings.cluster == NO_CLUSTER:
@@ -67,7 +66,7 @@ def _is_in_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(layers: Sequence[Entries]) -> str:
-    """Return the user's `cluster` setting; `auto` if it is not set, or invalid (reported later)."""
+    """Return the user's `cluster` setting, or `auto` if the setting is missing or invalid."""
     row = TABLE["cluster"]
     named = [layer["cluster"] for layer in layers if "cluster" in layer]
     return str(row.parse(named[-1].raw)) if named and row.accepts(named[-1].raw) else AUTO

@@ -48,7 +48,7 @@ def unreadable(variable: str, what: str, error: Exception) -> Entries:
 
 
 def port_from(text: str) -> str:
-    """Derive a port below the ephemeral range from a text, such as a job id."""
+    """Derive a port below the ephemeral range from a string, such as a job id."""
     import zlib
 
     return str(_FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS)

@@ -147,7 +147,7 @@ def _step_settings(environ: Environ) -> Entries:
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
-    """Return num_processes if the job requests several tasks per node; 1 is SLURM's default."""
+    """Return num_processes, unless the job has one task per node, which is SLURM's default."""
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}
@@ -203,9 +203,9 @@ def step_of(
 ) -> Step | None:
     """Return the step that should run the command `launch`; None if this process should run it.
 
-    On one machine, a step is also used, unless there is a terminal: before the time limit and on
-    preemption, SLURM signals steps, but not the batch script. If the user sets the machine rank or
-    the main address, no step is used, because the user starts the launch on each machine.
+    A launch on one machine also runs in a step, unless it has a terminal. Before the time limit and
+    on preemption, SLURM sends signals to steps, but not to the batch script. If the user sets the
+    machine rank or the main address, no step is used: the user starts the launch on each machine.
 
     Raises ConfigError if the job has fewer machines than requested, and LaunchError if this process
     is in a step whose variables are missing.
@@ -284,7 +284,7 @@ def _srun_command(allocation: Allocation, machines: int, cpus: int) -> list[str]
     """Return the srun command that starts one task with `cpus` CPUs on each machine.
 
     The launchers stop each other, so srun must not kill launchers whose ranks are still saving.
-    Other steps, such as an interactive shell's, may use the same CPUs and GPUs.
+    The step shares its CPUs and GPUs with other steps, such as that of an interactive shell.
     """
     words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
     words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]

@@ -109,10 +109,10 @@ TORCHRUN = ClusterKind(
 )
 
 CLUSTERS: Sequence[ClusterKind] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
-"""The first detected row applies."""
+"""All kinds of clusters; the first one that is detected is used."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
-"""Clusters that collect the output of all machines in a run in one place."""
+"""Clusters that collect the output of all machines of a run."""
 
 _COMPARED = ("num_machines", "machine_rank")
 """Settings on which clusters must agree. Addresses may differ, as a host can have several names."""
@@ -148,7 +148,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
 
 
 def row_of(name: str) -> ClusterKind:
-    """Return the row named `name`, also from another package; raises KeyError if there is none."""
+    """Return the row `name`, which another package may define; raises KeyError if there is none."""
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]

@@ -38,7 +38,9 @@ _INIT_FUNCTION = "init_process_group"  # creates the default process group
 class NoStack(Enum):
     """The reason why the stack of a running rank is unknown."""
 
-    UNCONNECTED = "it is not Python, is still starting, or has closed the launcher's descriptors"
+    UNCONNECTED = (
+        "it is not a Python process, is still starting, or has closed the launcher's descriptors"
+    )
     STOPPED = "its process is stopped"
     SILENT = "it does not answer: C code holds Python's GIL, or it gets no CPU time"
 
@@ -125,7 +127,7 @@ def _before_crash(group: Group) -> Group:
 
 
 class Divergence(NamedTuple):
-    """Two sets of ranks at different positions; a position can be appended to each sentence."""
+    """Two sets of ranks at different positions, each described by an unfinished sentence."""
 
     ranks: tuple[int, ...]  # the ranks that the others wait for; may be empty
     sentence: str
@@ -183,7 +185,7 @@ def describe_stacks(statuses: Sequence[RankStatus]) -> str:
         lines += ["", f"{named(ranks)}, most recent call last:"]
         lines += format_stack(stacks[0]) if stacks else [f"  no stack: {why}"]
         for stack, count in Counter(stacks[1:]).items():
-            lines.append("  another thread:" if count == 1 else f"  another {count} threads:")
+            lines.append("  another thread:" if count == 1 else f"  {count} other threads:")
             lines += format_stack(stack)
     return "\n".join(lines)
 

@@ -54,7 +54,7 @@ class Reason(NamedTuple):
 
     `cause` is a sentence that may contain the fields {rank} ("rank 1 of 4"), {exception}, {signal},
     {code}, {message}, {memory_kills}, {lost_reader} and {divergence}. `fix` may be empty. It may
-    also contain {installer}, and {module}, which is the name of the missing module's package.
+    also contain {installer} and {module}, which is the name of the missing module's package.
     """
 
     name: str  # a unique identifier
@@ -104,20 +104,20 @@ REASONS = (
     _for_crash(
         "no_nccl",
         lambda crash: contains(crash.message, NO_NCCL),
-        "NCCL requires NVIDIA GPUs and a CUDA build of torch: on CPUs, pass "
-        "init_process_group() the backend gloo, which some scripts take as an argument",
+        "NCCL requires NVIDIA GPUs and a CUDA build of torch: on CPUs, pass backend='gloo' to "
+        "init_process_group(); some scripts have an argument for the backend",
     ),
     _for_crash(
         "no_gpu",
         lambda crash: contains(crash.message, NO_GPU),
         "the script requests a GPU, but torch finds none here (`headway doctor` prints why): "
-        "omit calls of torch.cuda on a machine without a GPU, and use the device cpu, or "
+        "on a machine without a GPU, do not call torch.cuda, and use the device cpu, or "
         "accelerator.device if the script has an Accelerator",
     ),
     _for_crash(
         "device_ids_on_cpu",
         lambda crash: contains(crash.message, DEVICE_IDS_ON_CPU),
-        "the model is on the CPU: omit device_ids and output_device, or move it to a GPU first",
+        "the model is on the CPU: omit device_ids and output_device, or call model.to(device)",
     ),
     _for_crash(
         "no_kernels",
@@ -132,8 +132,8 @@ REASONS = (
             or (contains(crash.message, [DISK_FULL]) and contains(crash.traceback, [NEW_SEMAPHORE]))
         ),
         "/dev/shm, which loader workers use to pass batches, is full: start the container with "
-        "`docker run --shm-size=8g`, mount an emptyDir of medium Memory at /dev/shm in Kubernetes, "
-        "or set num_workers=0",
+        "`docker run --shm-size=8g`; in Kubernetes, mount an emptyDir with `medium: Memory` at "
+        "/dev/shm; or set num_workers=0",
     ),
     _for_crash(
         "disk_full",
@@ -167,8 +167,8 @@ REASONS = (
     _for_crash(
         "file_not_found",
         lambda crash: crash.kind == "FileNotFoundError" and ": '/" not in crash.message,
-        "relative paths start in the working directory, not in the script's folder: pass an "
-        "absolute path, or use `pathlib.Path(__file__).parent`",
+        "relative paths are resolved from the working directory, not from the script's folder: "
+        "pass an absolute path, or use `pathlib.Path(__file__).parent`",
     ),
     _for_crash("no_process", lambda crash: contains(crash.message, NO_THREAD), MORE_PROCESSES),
     _for_crash(
@@ -239,7 +239,7 @@ REASONS = (
     Reason(
         "left_by_exit",
         lambda seen: seen.exited_silently,
-        "{rank} exited with code {code}, by os._exit(), os.exec*() or outside of Python code",
+        "{rank} exited with code {code}, by os._exit(), by os.exec*() or in native code",
         "raise an exception instead of calling os._exit(), which reports nothing, and start other "
         "programs with subprocess.run() instead of os.exec*()",
     ),
@@ -272,7 +272,7 @@ _CONNECTION_ERRORS = (  # class names of exceptions of Python, requests, urllib3
 
 
 def is_transient(evidence: Evidence) -> bool:
-    """Return whether a restart may help, as after memory, disk or network errors or exit codes."""
+    """Return whether a restart may help, for example after a memory, disk or network error."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
         return True

@@ -130,7 +130,10 @@ class _NoAnswer(Exception):
 
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
-    """Return a launcher's report on its ranks; None if it has exited. Raises TimeoutError."""
+    """Return a launcher's report on its ranks; None if the launcher has exited.
+
+    Raises TimeoutError if the launcher does not answer within `timeout_s`.
+    """
     for address in _list_addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
@@ -142,7 +145,7 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
 
 
 def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
-    """Return this user's active runs on this machine with their figures, oldest first."""
+    """Return this user's active runs on this machine with their metrics, oldest first."""
     answers = []
     for address in _list_addresses():
         try:
@@ -157,7 +160,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
 def _send_request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
-    """Return the run and answer of the launcher at `address`; None and {} without an answer."""
+    """Return the run and answer of the launcher at `address`, or None and {} if there are none."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
         try:

@@ -46,7 +46,7 @@ class Watch:
     """Reads the ranks' status channels in one thread until `close`.
 
     A run hangs if no rank reports progress or writes output for `hang_timeout_s`; None disables
-    the check. Progress is a step, a new phase, a collective, an import, a start or an exit.
+    the check. Progress means a step, a new phase, a collective, an import, a start or an exit.
 
     `last_output_at` returns the time of the last output of any rank on the monotonic clock. The
     reading thread calls `note_figures`.
@@ -357,7 +357,7 @@ class RankChannel:
         return before is not None and _progress_key(answer) != _progress_key(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
-        """Add steps that are missing from the rank's figures."""
+        """Add missing steps to the rank's metrics."""
         if self._figures is not None and progress.step > self._figures.step:
             self._figures = self._figures.empty_at(progress.step, progress.loss)
             self._note_figures(self._figures)

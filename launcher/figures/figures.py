@@ -59,7 +59,7 @@ class _Rank:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the pending records are long enough for an interval to analyze."""
+        """Whether the pending records cover an interval that is long enough to analyze."""
         steps = sum(row.num_steps for row in self.pending)
         seconds = sum(row.seconds for row in self.pending)
         return steps >= _INTERVAL_STEPS and seconds >= _INTERVAL_S
@@ -72,7 +72,7 @@ class RunFigures:
         self.listeners: list[Callable[[int, Figures], None]] = []
         """Functions that are called with each rank and record, in the thread that calls `note`."""
         self.report: Callable[[str], None] = lambda _: None
-        """A function that is called with a sentence on a persistent slow rank, or on slow data."""
+        """A function that is called with a sentence about a slow rank or slow data loading."""
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
         self._num_ranks = 1
@@ -102,7 +102,7 @@ class RunFigures:
         *,
         age_s: float = 0.0,
     ) -> None:
-        """Add a rank's record, unless the record is invalid; None as `machine` is this machine."""
+        """Add a rank's record, unless the record is invalid; `machine` is None for this machine."""
         with self._lock:
             # a higher rank is from an earlier attempt with more machines
             if rank >= self._num_ranks or not _is_valid(figures):
@@ -198,7 +198,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return the status line; empty before the first record, and on all but machine 0."""
+        """Return the status line; empty before the first record, and on machines other than 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""
@@ -239,7 +239,7 @@ class RunFigures:
         )
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
-        """Return the figures for `headway top`."""
+        """Return the metrics for `headway top`."""
         slow, rows = self._slow, self.rows()
         found = slow and {
             "rank": slow.rank,
@@ -266,7 +266,7 @@ def _quiet_limit_s(step_s: float) -> float:
 
 
 def _shares(rows: list[RankRow]) -> str:
-    """Format the known shares of the step time, averaged over the ranks."""
+    """Format each phase's share of the step time, if known, averaged over the ranks."""
     texts = []
     for name in ("compute", "data", "sync", "save"):
         shares = [getattr(row, f"{name}_share") for row in rows]

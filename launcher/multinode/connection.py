@@ -102,7 +102,7 @@ class Connection:
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Discard received data, as unread data would reset the connection and lose the refusal."""
+        """Discard received data; with unread data, closing would reset the connection too early."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError

@@ -1,6 +1,6 @@
-"""Decides on machine 0 when the ranks of a run start, restart and stop.
+"""On machine 0, decides when the ranks of a run start, restart and stop.
 
-Pure: the inputs are messages and times, the outputs are messages.
+This module does no I/O: the inputs are messages and times, and the outputs are messages.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def loss(label: str, machine: int, host: str, reason: str, progress: str) -> mes
         cause=f"{label} was lost: {reason}",
         where=f"the connection to {label}",
         details=f"last report of its ranks: {progress}" if progress else "",
-        fix=f"check that machine, its launcher's output and the network to it; {advice}",
+        fix=f"check that machine, its network connection and its launcher's output; {advice}",
         exit_code=LAUNCH_FAILED,
     )
 
@@ -277,7 +277,7 @@ class Coordinator:
         return f"machine {ranges(missing)} of {self._most}" if missing else ""
 
     def _advance(self, now: float) -> None:
-        """Start a round if the required machines are ready and checked."""
+        """If the required machines are ready, check them or start a round."""
         if self._is_running or self.is_ended or self._is_stopping or self._probes:
             return
         ready = [machine for machine in self.machines.values() if machine.ready is not None]
@@ -415,7 +415,7 @@ class Coordinator:
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
-        """Notify all machines of the failure. Machine 0 reports it, and also gets the details."""
+        """Notify all machines of the failure; machine 0 also gets the details, for its report."""
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all)

@@ -69,7 +69,7 @@ class Hub:
         self._thread.start()
 
     def close(self, within_s: float) -> None:
-        """Stop once all machines have left and late machines were notified, or after `within_s`."""
+        """Stop once all machines have left and late machines are notified, or after `within_s`."""
         self._close_at = time.monotonic() + within_s
         with suppress(OSError):  # the thread has exited
             self._wakeup_writer.send(b"\0")

@@ -58,7 +58,7 @@ class HubClient:
         self._wake()
 
     def wait(self, condition: Callable[[], bool], within_s: float) -> bool:
-        """Wait until `condition()` is true or the run or connection ends; return `condition()`."""
+        """Wait up to `within_s` until `condition()` or `is_over` is true; return `condition()`."""
         until = time.monotonic() + within_s
         while not condition() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             self._wakeup.wait(min(left_s, CHECK_EVERY_S))
@@ -184,7 +184,7 @@ class HubClient:
 
 
 def _addresses(link: socket.socket) -> tuple[str, str]:
-    """Return the addresses of both ends; empty for machine 0's connection to itself."""
+    """Return both ends' IP addresses, or empty strings if machine 0 is connected to itself."""
     if link.family not in (socket.AF_INET, socket.AF_INET6):
         return "", ""
     return plain_address(link.getsockname()), plain_address(link.getpeername())

@@ -50,7 +50,7 @@ class MultiNodeRendezvous(Rendezvous):
 
     @property
     def restart(self) -> messages.Restart | None:  # type: ignore[override]
-        """The requested restart of all machines; None if there is none, or once it has started."""
+        """The requested restart of all machines; None if no restart is pending."""
         return self._member.restart if self._member is not None else None
 
     @property
@@ -92,7 +92,7 @@ class MultiNodeRendezvous(Rendezvous):
         return member
 
     def _listen_to_probe(self, member: HubClient) -> int:
-        """Listen for a probe at the address that machine 0 sees; return the port."""
+        """Listen for a probe on this machine's address as machine 0 sees it; return the port."""
         if self._probe is None:
             host = "" if self._is_machine_0 else member.own_address
             self._probe = network.listening_socket(host, 0)
@@ -108,7 +108,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
-        """Wait for the round after `began`; log missing machines that differ from `missing`."""
+        """Wait for the round after `began`; log the missing machines if they are not `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -161,7 +161,7 @@ class MultiNodeRendezvous(Rendezvous):
         return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
 
     def _follow_stop(self, member: HubClient) -> None:
-        """Raise another machine's stop signal here, unless this machine is already stopping."""
+        """If another machine received a stop signal, raise it here, unless already stopping."""
         if member.stopping is None or self._has_stopped:
             return
         number = signal.Signals(member.stopping.signal)
@@ -328,8 +328,8 @@ class Membership:
             if time.monotonic() > notice_at:
                 notice_at = until
                 log(
-                    f"waiting for machine 0 at {self._main}: a program listens there but has not "
-                    "answered yet"
+                    f"waiting for machine 0 at {self._main}: a program is listening there, but has "
+                    "not answered yet"
                 )
         return member
 
@@ -352,7 +352,7 @@ class Membership:
         return LaunchError(
             f"machine 0 at {self._main} does not accept the key of {self._this}",
             where=f"environment {KEY_VARIABLE}" + ("" if self._key else ", which is not set"),
-            fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
+            fix=f"another run may be listening there: pass another --main-port; or {HOW_TO_SET}",
             code=Code.KEY,
         )
 
@@ -370,7 +370,7 @@ class Membership:
         return f"main_address {self.address}, main_port {self.port}"
 
     def leave(self) -> None:
-        """Leave the run; machine 0 waits for the other machines, at most for the grace period."""
+        """Leave the run; on machine 0, wait for the other machines, up to the grace period."""
         if self.member is not None:
             self.member.send(messages.Leave())
             self.member.close()
@@ -387,7 +387,7 @@ class Membership:
         )
 
     def _listen(self, callbacks: RankCallbacks) -> socket.socket | None:
-        """Become machine 0 and return its connection to itself; None if another process is it."""
+        """Become machine 0 and return a connection to it; None if another process is machine 0."""
         try:
             listener = network.listen_as_machine_0(self.address, self.port)
         except network.PortInUse:

@@ -3,8 +3,7 @@
 Each end first sends a line with a nonce. Every later line starts with a tag: the HMAC of the line's
 content and sequence number, under a key that is derived from the run's key, both nonces and the
 direction. Lines that were forged, replayed, reordered, reflected or sent on another connection are
-refused.
-Messages are not encrypted.
+refused. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure that a machine reports, or the failure that ended the run, sent by machine 0."""
+    """A failure that a machine reports; from machine 0, the failure that ended the run."""
 
     machine: int
     host: str

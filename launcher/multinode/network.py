@@ -27,13 +27,13 @@ _CONNECT_TIMEOUT_S = 5.0  # per attempt
 
 
 def resolved(host: str) -> list[str]:
-    """Return a host's addresses; raises OSError if there are none, UnicodeError for a bad name."""
+    """Return a host's addresses; raises OSError or, for an invalid name, UnicodeError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(plain_address(place) for *_, place in found))
 
 
 def plain_address(end: tuple[Any, ...]) -> str:
-    """Return a socket address's IP address, which includes the interface if it is link-local.
+    """Return a socket address's IP address; a link-local address includes the interface.
 
     IPv4-mapped addresses of dual-stack sockets are returned as IPv4 addresses.
     """
@@ -42,7 +42,7 @@ def plain_address(end: tuple[Any, ...]) -> str:
 
 
 def reachable_address(address: str, own_address: str) -> str:
-    """Return another machine's address; append this machine's interface if it is link-local."""
+    """Return another machine's address; append this machine's interface to a link-local address."""
     interface = own_address.partition("%")[2]
     plain, has_interface, _ = address.partition("%")
     return f"{plain}%{interface}" if has_interface and interface else address
@@ -149,7 +149,7 @@ def listening_host(address: str) -> str:
 
 
 def is_machine_0(rank: int | None, address: str) -> bool:
-    """Return whether this is machine 0, judging by its rank or, without one, the main address."""
+    """Return whether this is machine 0, according to its rank or, without one, the main address."""
     if rank is not None:
         return rank == 0
     try:

@@ -41,14 +41,14 @@ _ANSWER_TIMEOUT_S = 30.0  # the store answers at once, unless its machine or the
 
 
 class RunEnded(Exception):
-    """The run ended on another machine; if it failed, `Rendezvous.ended_by` is the failure."""
+    """Raised if the run ended on another machine; `Rendezvous.ended_by` is its failure, if any."""
 
 
 class Rendezvous(RendezvousHandler):
     """Rendezvous for a run on a single machine.
 
-    Each attempt is a round with a new store. With the same store, torch would reuse the keys, and
-    read the addresses of dead processes. The ranks receive `run_id`.
+    Each attempt is a round with a new store. In an old store, torch would reuse the keys, and read
+    the addresses of dead processes. The ranks receive `run_id`.
     """
 
     machine = 0  # the rank of this machine, once the first round has started
@@ -90,7 +90,7 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
 
     def _poll(self) -> None:
-        """Raise RunEnded if the run ended on another machine; waits call this method repeatedly."""
+        """Raise RunEnded if the run ended on another machine; called repeatedly while waiting."""
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if all machines must restart their ranks, otherwise 0; raises RunEnded."""
@@ -105,7 +105,7 @@ class Rendezvous(RendezvousHandler):
         return False
 
     def are_all_done(self, describe_silent_exit: Callable[[], Failed | None]) -> bool:
-        """Return whether all ranks succeeded; `describe_silent_exit` returns a silent exit here."""
+        """Return whether all ranks succeeded; the argument returns a silent exit here, if any."""
         return True
 
     def pause(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store whose calls time out, and are interrupted by exceptions of signal handlers or `poll`.
+    """A store whose calls time out, and are interrupted if `poll` or a signal handler raises.
 
     Each call runs in another thread.
     """
@@ -210,7 +210,7 @@ def _no_answer(address: str, port: int, error: Exception) -> LaunchError:
     return LaunchError(
         f"torch's store at {host_port(address, port)} does not answer",
         where=_torch_error(error),
-        fix="see the output of machine 0; if it is still running, check the network to it",
+        fix="see the output of machine 0; if it is still running, check its network connection",
         code=Code.NO_CONNECTION,
     )
 

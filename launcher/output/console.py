@@ -26,7 +26,7 @@ class Console:
     """The launcher's stdout and stderr, which all ranks share.
 
     After `begin`, only one thread may use the console. If `ranks` is set, only these ranks are
-    shown. If `is_raw` is set, all bytes are forwarded unchanged. `is_ansi` means that the terminal
+    shown. If `is_raw` is set, all bytes are forwarded unchanged. If `is_ansi` is set, the terminal
     supports ANSI cursor movements.
     """
 
@@ -80,7 +80,7 @@ class Console:
         return self._footer_sink is not None
 
     def show_footer(self, text: str) -> None:
-        """Show or replace the line below all output on a terminal; an empty text removes it."""
+        """Show or replace the line below all output on a terminal; an empty string removes it."""
         if self._footer_sink is not None:
             self._footer_sink.show_footer(text)
 
@@ -123,7 +123,7 @@ class Console:
                 self._drop(sink)
                 if not isinstance(sink.error, BrokenPipeError):
                     cause = sink.error.strerror
-                    self.warn(f"the ranks' output could not be written: {cause}; it is lost")
+                    self.warn(f"the ranks' output could not be written and is lost: {cause}")
             elif (since := sink.blocked_since) and time.monotonic() - since >= timeout_s:
                 lost = sink.discard()
                 self._drop(sink)

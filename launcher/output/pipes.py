@@ -1,8 +1,8 @@
 """Reads the ranks' output from pipes, stores it in logs and tails, and shows it on the console.
 
 One thread waits for all pipes, without polling. It never blocks on the launcher's output, which
-`sinks.py` writes. While a sink's queue is full, the pipes are not read, so the ranks block. The
-used memory is limited to 1 MiB plus one block for each stream of the launcher, and to 1 MiB for the
+`sinks.py` writes. While a sink's queue is full, the pipes are not read, so the ranks block. Memory
+use is limited to 1 MiB plus one block for each stream of the launcher, and to 1 MiB for the
 unfinished line of each pipe.
 """
 
@@ -31,7 +31,7 @@ _MAX_LINES = 200  # per rank in the run's record
 _MAX_LINE = 4096  # bytes of a stored line
 
 UNREAD_TIMEOUT_S = 1.0
-"""While a run is being stopped, output that is not read for this long is discarded."""
+"""While a run is being stopped, output is discarded if nothing reads it for this long."""
 
 FAILURE_UNREAD_TIMEOUT_S = 5.0
 """The same limit after a failure, once all ranks have exited."""
@@ -83,7 +83,7 @@ class Output:
         self._wake()
 
     def append(self, rank: int, text: str) -> None:
-        """Add a text to the log and the tail of an exited rank, without showing it."""
+        """Add text to the log and the tail of an exited rank, without showing it."""
         data = text.encode(errors="backslashreplace")
         self._tails[rank].add(data)
         if self.folder is not None:
@@ -113,11 +113,11 @@ class Output:
 
     @property
     def last_output_at(self) -> float:
-        """The monotonic time of the last output; the current time while a reader blocks ranks."""
+        """The monotonic time of the last output; the current time while output is blocked."""
         return time.monotonic() if self._paused else self._read_at
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Discard the output for any stream that accepts no data for this long; ranks continue."""
+        """From now on, discard the output for streams that accept no data for `timeout_s`."""
         self._timeout_s = timeout_s
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Writes the launcher's stdout and stderr, each in a dedicated thread, and a footer line.
+"""Writes to the launcher's stdout and stderr, each in a dedicated thread, and draws the footer.
 
 Only the writing threads may block on a slow reader, because `Sink.show` only adds to a queue. The
 ranks' pipes are read only while `is_full` is false. Otherwise, the pipes fill and the ranks block,
@@ -83,7 +83,7 @@ class Sink:
             self._add(data)
 
     def log(self, text: str) -> None:
-        """Queue a text from the launcher; if the last line is unfinished, end that line first."""
+        """Queue text from the launcher; if the last line is unfinished, end that line first."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
@@ -91,7 +91,7 @@ class Sink:
                 self._add(data)
 
     def show_footer(self, text: str) -> None:
-        """Show or replace the line below all output on a terminal; an empty text removes it."""
+        """Show or replace the line below all output on a terminal; an empty string removes it."""
         with self._changed:
             if self._footer is not None:
                 self._footer.text = text
@@ -108,7 +108,7 @@ class Sink:
             self.owner = None
 
     def wait(self, until: float) -> bool:
-        """Wait until the queue is empty; at the monotonic time `until`, return False instead."""
+        """Wait for an empty queue until the monotonic time `until`; return whether it is empty."""
         with self._changed:
             while self._size or (self._footer is not None and self._footer.is_unfinished):
                 left_s = until - time.monotonic()
@@ -128,7 +128,7 @@ class Sink:
         return lost
 
     def close(self) -> None:
-        """Stop the thread; join it unless `discard` was called, when a write may block it."""
+        """Stop the thread; unless `discard` was called, wait until the thread has exited."""
         with self._changed:
             is_blocked, self._is_discarding = self._is_discarding, True
             self._changed.notify_all()
@@ -185,7 +185,7 @@ class Sink:
             self._write_uncounted(drawing)
 
     def _write_uncounted(self, data: bytes) -> None:
-        """Write the footer, which is not part of `_size`."""
+        """Write the footer without counting its bytes in `_size`."""
         rest = memoryview(data)
         while rest:
             rest = rest[write_some(self._fd, rest) :]

@@ -98,7 +98,7 @@ def _unhooked_reason(plan: LaunchPlan) -> str | None:
     """Return the reason why training libraries are not hooked; None if they are hooked.
 
     Libraries are hooked in all ranks under a launcher. Without a launcher, a single process is
-    plain Python, unless it runs in a job, which may be preempted, or a Trainer's setting is set.
+    plain Python, unless a setting for Trainers is set, or it runs in a job, which may be preempted.
     """
     settings = plan.settings
     if settings.library_hooks != YES:
@@ -108,7 +108,7 @@ def _unhooked_reason(plan: LaunchPlan) -> str | None:
     asked = any(settings.are_user_set(name) for name in ("library_hooks", "resume", "time_limit"))
     if asked or plan.supervised is not None or plan.in_process or plan.job:
         return None
-    return f"one process is plain Python ({TABLE['library_hooks'].as_flag(YES)} hooks them)"
+    return f"a single process is plain Python ({TABLE['library_hooks'].as_flag(YES)} hooks them)"
 
 
 def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem]:
@@ -124,7 +124,7 @@ def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem
         )
     if plan.in_process and program.kind == "program":
         yield Problem(
-            f"--in-process runs only Python, but --no-python runs {program.name} without it",
+            f"--in-process runs only Python, but --no-python runs {program.name} without Python",
             "flag --in-process; flag --no-python",
             "remove one of the flags",
             code=Code.PROGRAM_IN_PROCESS,

@@ -1,4 +1,4 @@
-"""Notes: unexpected facts before a launch starts, and unused settings after it has succeeded."""
+"""Notes on unexpected facts before a launch starts, and on unused settings after it succeeds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _NO_EFFECT_RULES: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]
         lambda plan: plan.program.kind == "program",
     ),
 )
-"""Settings that another setting makes ineffective: names, condition to print, and test."""
+"""Settings that another setting makes ineffective, each with the condition to print and a test."""
 
 
 def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:

@@ -38,7 +38,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def cpus(self) -> tuple[str, ...]:
-        """The cores that each process is bound to, as Linux lists them; empty if it is unbound."""
+        """The cores that each process is bound to, in Linux's list format; empty if unbound."""
         gpus = self.machine.visible_gpus if self.settings.numa_binding == NODE else ()
         return tuple(gpus[index].local_cpus for index in self.gpus) if gpus else ()
 
@@ -53,7 +53,7 @@ class LaunchPlan(NamedTuple):
 
     @property
     def reports_elsewhere(self) -> bool:
-        """Whether another process of the run prints the messages that all of them would print."""
+        """Whether another process of the run prints the messages that concern all processes."""
         is_in_cluster = self.task is not None or self.settings.cluster != NO_CLUSTER
         return is_in_cluster and not self.is_first
 
@@ -67,7 +67,7 @@ class LaunchPlan(NamedTuple):
         """Whether a script that replaces the launcher gets a rank's variables, such as RANK.
 
         True only if a flag requests one process. Otherwise, the script is plain Python and may
-        start processes itself; with RANK, Lightning, for example, would not start any.
+        start processes itself. For example, Lightning starts processes only if RANK is not set.
         """
         is_by_flag = self.settings.origin("num_processes").layer is Layer.FLAG
         return self.supervised is None and self.task is None and is_by_flag and self.is_alone

@@ -150,7 +150,7 @@ def _under_launcher(plan: LaunchPlan) -> Variables:
 
 
 def _loopback(plan: LaunchPlan) -> Variables:
-    """Use the loopback interface if all ranks are on this machine, even under several agents."""
+    """Use the loopback interface if all ranks are on this machine, even with several agents."""
     address = plan.settings.main_address or ""
     is_local = plan.is_one_machine or address == "localhost" or address.startswith("127.")
     if not (plan.is_rank and is_local):
@@ -214,7 +214,7 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
 """If two rules set the same variable, the later one overrides the other."""
 
 _DEFAULTS = (_accelerate, _hidden_gpus, _device_defaults, _without_p2p, _under_launcher, _loopback)
-"""Rules that override a variable of the shell only with a value that the user set."""
+"""Rules that override a variable from the shell only if the user set the value."""
 
 
 def _default(value: str | None, reason: str) -> Value:

@@ -1,7 +1,7 @@
 """Claims idle GPUs by binding one Unix socket name per GPU, so that other launches skip them.
 
 A claim is a socket bound to a name in Linux's abstract namespace. Only one process can bind a name,
-whichever users are involved. A lock file would need a folder that all users can write to; flock(2)
+regardless of its user. A lock file would need a folder that all users can write to; flock(2)
 on /dev/nvidiaN starts the driver, is unavailable for MIG slices, and does not identify the owner.
 The kernel releases a name when the launch exits, even if the launch is killed. A script that
 replaces the launcher inherits the socket. In a container with its own network, claims on the host
@@ -48,7 +48,7 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
     """
     if not _HAS_NAMES:
         raise MachineError(
-            "devices is 'idle:...', which requires Linux: only there can launches claim GPUs",
+            "devices is 'idle:...', which requires Linux: launches cannot claim GPUs elsewhere",
             where=f"system {sys.platform}",
             fix="select the GPUs: --devices 0,1",
             code=Code.UNSUPPORTED_HERE,

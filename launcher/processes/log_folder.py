@@ -10,7 +10,7 @@ from headway.settings.table import TABLE, Settings
 
 
 def log_dir_problems(settings: Settings) -> list[Problem]:
-    """Check that a folder can be created in `log_dir` by creating one and removing it again."""
+    """Check whether `log_dir` is writable: create a folder in it, and remove the folder again."""
     if settings.log_dir is None or "log_dir" in settings.invalid:
         return []
     import tempfile

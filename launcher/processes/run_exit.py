@@ -33,7 +33,7 @@ class RunOutcome(NamedTuple):
 
     @property
     def have_saved(self) -> bool:
-        """Whether all ranks have exited, each with success or after a save."""
+        """Whether all ranks have exited, each successfully or after a save."""
         has_failed = any(end.is_failure for end in self.exits)
         return len(self.exits) == self.num_ranks and not has_failed
 

@@ -7,11 +7,11 @@ status channel. When the launcher exits, even if it is killed, the server termin
 descendants. It adopts orphans among them, and reaps them when they exit.
 
 The server's parent is the guardian, which terminates the processes that a killed launcher and
-server leave. The launcher, the guardian and the server form a chain, in which each adopts the
-orphans of the processes below it. If one or two of the three are killed, another stops the run: the
-server when the launcher's socket closes, the guardian when the server exits, the launcher when both
-have exited. If all three are killed at once, the kernel kills the ranks through their parent-death
-signals, but not the ranks' child processes.
+server leave behind. The launcher, the guardian and the server form a chain, in which each adopts
+the orphans of the processes below it. If one or two of the three are killed, another stops the run:
+the server when the launcher's socket closes, the guardian when the server exits, the launcher when
+both have exited. If all three are killed at once, the kernel kills the ranks through their
+parent-death signals, but not the ranks' child processes.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class _Server:
         return pid
 
     def _preload(self) -> None:
-        """Import the modules that read checkpoints, which saves a restarted rank about a second.
+        """Import the modules that read checkpoints; a restarted rank then starts about 1 s faster.
 
         They are imported while the ranks train, and only if the ranks can be restarted.
         """
@@ -340,7 +340,7 @@ def _init_rank(server_pid: int, rank: Rank) -> None:
 
 
 def bind(cpus: str) -> None:
-    """Bind this process to the cores `cpus` that the existing affinity mask also contains."""
+    """Bind this process to those cores in `cpus` that are also in its current affinity mask."""
     wanted: set[int] = set()
     for part in filter(None, cpus.split(",")):
         first, _, last = part.partition("-")

@@ -45,7 +45,7 @@ def borrowed_terminal() -> Iterator[None]:
 
 
 def skip_prompts() -> None:
-    """Disable `set_trace()` in pdb, IPython and pudb, which all call the method of `bdb.Bdb`."""
+    """Disable `set_trace()` in pdb, IPython and pudb, all of which call `bdb.Bdb.set_trace`."""
     import bdb
 
     bdb.Bdb.set_trace = lambda *_, **__: None  # type: ignore[method-assign]

@@ -72,7 +72,7 @@ class _MonitorThread:
     """The thread that answers status requests.
 
     It blocks all signals, so that they interrupt the main thread's calls. It is stopped while this
-    process forks, because Python warns about forks of a process with several threads, and a child
+    process forks, because Python warns if a process with several threads forks, and the child
     would get copies of the locks that the thread holds.
     """
 

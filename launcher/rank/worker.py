@@ -31,10 +31,10 @@ from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""These are blocked while a rank is started, so none is lost or handled by a parent's handler."""
+"""Signals that are blocked while a rank starts: none is lost or reaches an inherited handler."""
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""These are forwarded to the ranks; a cluster may send them to all of a job's processes."""
+"""Signals that are forwarded to the ranks; a cluster may send them to all processes of a job."""
 
 T = TypeVar("T")
 
@@ -202,7 +202,7 @@ def _now(clock: Callable[[], float] = time.time) -> float:
 
 
 def _attempt(do: Callable[[], T], otherwise: T) -> T:
-    """Return `do()`; return `otherwise` if it raises, as any use of the script's objects may."""
+    """Return `do()`, or `otherwise` if an object of the script raises an exception."""
     try:
         return do()
     except BaseException:  # noqa: BLE001  also a SystemExit from `__str__`, as in Python
@@ -319,7 +319,7 @@ def _without_repetition(error: BaseException, text: str) -> str:
 
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception with sys.excepthook; if the hook fails, print both, as Python does."""
+    """Print an exception with sys.excepthook; if the hook fails, print both exceptions."""
     try:
         sys.excepthook(type(error), error, trace)
         return

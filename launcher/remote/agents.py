@@ -107,8 +107,9 @@ class AgentLink:
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
             + self._exit_description(),
             where=f"host {self.name}",
-            fix="see ssh's messages above; a host that lost its network stops its launch when the "
-            "network is back, or after about 15 minutes; do not start again before that",
+            fix="see ssh's messages above; a host that lost its network connection stops its "
+            "launch when the connection is back, or after about 15 minutes; do not relaunch "
+            "before then",
             code=Code.SSH,
         )
         return LaunchEnd(error.exit_code, f"error: {error}")
@@ -142,7 +143,7 @@ class AgentLink:
         asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Stop waiting, as a process that ssh leaves for later connections may keep pipes open."""
+        """Stop waiting, because a process that ssh leaves running may keep the pipes open."""
         for task in (*self._readers, self._exit):
             task.cancel()
 
@@ -151,7 +152,7 @@ class AgentLink:
         await asyncio.wait([*self._readers, self._exit])
 
     async def _read(self, stream: asyncio.StreamReader, handle: Callable[[bytes], None]) -> None:
-        """Forward whole lines, so that those of different hosts do not mix; at EOF, the rest."""
+        """Forward whole lines, so that hosts' lines do not mix; at EOF, also forward the rest."""
         rest = b""
         try:
             while data := await stream.read(_MAX_LINE_BYTES):

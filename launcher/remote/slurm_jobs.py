@@ -166,7 +166,7 @@ def _value(pattern: str, text: str) -> str:
 
 
 def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], object]) -> JobState:
-    """Copy a job's output until the job ends, also across requeues; return the job's last state.
+    """Copy a job's output until the job ends, even if it is requeued; return its last state.
 
     `write` is called with pieces of the output, and `log` with lines about the job. Raises
     LaunchError if SLURM does not know the job, or if the output cannot be read.

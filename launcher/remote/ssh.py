@@ -155,7 +155,7 @@ class _Run:
     async def _end(self) -> int:
         """Wait for all launches, print the report of the root cause and return its exit code.
 
-        After a failure, the other launches have some seconds to notice it. Then, or once a
+        After a failure, the other launches have a few seconds to notice it. Then, or once a
         connection is lost, this command stops them and ignores their results.
         """
         ends: dict[int, LaunchEnd] = {}  # by machine rank, in order of arrival

@@ -311,7 +311,7 @@ def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None
     with open("/dev/full", "w") as full:
         process = popen(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True)
     _, errors = finished(process, 1)
-    assert errors.count("No space left on device; it is lost") == 1
+    assert errors.count("and is lost: No space left on device") == 1
     assert Path("done").exists()
 
 

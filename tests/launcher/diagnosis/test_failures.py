@@ -89,7 +89,7 @@ NO_SPACE = "[Errno 28] No space left on device"
         ("AttributeError", "'Net' object has no attribute 'w'", "fix the script at the line"),
         ("EOFError", "EOF when reading a line", "as an argument"),
         ("EOFError", "Ran out of input", "fix the script at the line"),
-        ("FileNotFoundError", "data/x.txt", "start in the working directory"),
+        ("FileNotFoundError", "data/x.txt", "from the working directory"),
         ("FileNotFoundError", f"{os.strerror(2)}: '/data/x'", "fix the script at the line"),
         ("ModuleNotFoundError", "No module named 'a.b'", "-m pip install a`"),
         ("ModuleNotFoundError", "No module named 'yaml.reader'", "-m pip install pyyaml`"),
@@ -106,7 +106,7 @@ NO_SPACE = "[Errno 28] No space left on device"
             "TMPDIR",
         ),
         ("AcceleratorError", "CUDA error: no kernel image is available for", "headway doctor"),
-        ("RuntimeError", NO_NCCL, "the backend gloo"),
+        ("RuntimeError", NO_NCCL, "pass backend='gloo'"),
         ("ValueError", "GPU modules or CPU modules, but got device_ids [0]", "omit device_ids"),
     ],
 )
@@ -196,7 +196,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         (
             ended(1, 3, 1, exited_silently=True),
             *(0, "left_by_exit"),
-            "exited with code 3, by os._exit(), os.exec*() or outside of Python code",
+            "exited with code 3, by os._exit(), by os.exec*() or in native code",
             "raise an exception",
         ),
         (ended(1, 1, 1, message="x"), 0, "exit_message", "exited with code 1: x", "its output"),

@@ -176,7 +176,7 @@ def test_equal_stacks_and_threads_are_shown_once_and_why_there_is_none() -> None
     assert text.count("ranks 0-1, 3, most recent call last:") == 1
     assert text.count('File "/w/train.py", line 12, in main') == 1
     threads = describe_stacks([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
-    assert threads.count("another 3 threads:") == threads.count("line 12") == 1
+    assert threads.count("3 other threads:") == threads.count("line 12") == 1
     none = [RankStatus(0), RankStatus(1, no_stack=NoStack.STOPPED), RankStatus(2, Exit(0))]
     assert "no stack: it is not in the script" in describe_stacks(none)
     assert "no stack: its process is stopped" in describe_stacks(none)
