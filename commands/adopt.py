@@ -39,7 +39,7 @@ _GUIDES = (
         "see docs/guides/coming-from.md for the lines to change; torchrun scripts run unchanged",
     ),
 )
-"""Advice for scripts without Accelerate, by imported packages; the first match is used."""
+"""Advice for scripts that do not import Accelerate, by imported package; the first match wins."""
 
 
 class _Report(NamedTuple):
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     parser.flag("--write", help="change the imports in the scripts, and nothing else")
     parser.flag(
         "--compat",
-        help="import only from headway.compat, which behaves like Accelerate where the two differ",
+        help="import only from headway.compat, which behaves like Accelerate where Headway differs",
     )
     parsed, words = parser.parse_words(argv)
     if not words:

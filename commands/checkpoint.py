@@ -156,7 +156,7 @@ def _prune(folder: Path, keep: int) -> int:
         raise CheckpointError(
             f"{len(stayed)} folders, such as {stayed[0].name}, could not be removed",
             where=str(folder),
-            fix="run it as a user with write access to the folder",
+            fix="run this command as a user with write access to the folder",
             code=Code.UNWRITABLE,
         )
     return 0

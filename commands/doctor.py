@@ -43,7 +43,7 @@ OK, WARNING, ERROR, SKIPPED = Severity
 
 
 class Check(NamedTuple):
-    """The result of one check; each remedy alone fixes the problem."""
+    """The result of one check; any one of the remedies fixes the problem."""
 
     check: str
     status: Severity
@@ -162,7 +162,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
             what = f"{name} has {gpu.ecc_errors} uncorrected ECC memory errors"
-            replace = f"if they recur, replace the GPU, and until then pass {without}"
+            replace = f"if they recur, replace the GPU and pass {without} until then"
             yield Check(
                 "ECC", ERROR, what, [admin_fix(f"nvidia-smi -i {index} --gpu-reset"), replace]
             )
@@ -236,7 +236,7 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
 
 
 def _ask_torch(machine: Machine) -> Check:
-    """Import torch in a child process and compare the devices that it finds."""
+    """Import torch in a child process, and compare the devices it finds with those detected."""
     try:
         os.getcwd()
     except OSError as error:
@@ -260,7 +260,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return how torch's devices differ from the detected devices, if at all, and remedies."""
+    """Return the difference between torch's devices and the detected ones, and remedies."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

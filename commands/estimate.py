@@ -31,7 +31,7 @@ from headway.machine.detection import detect_machine
 from headway.settings.table import YES
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
-"""The settings of a launch that affect memory, in addition to the settings of the strategies."""
+"""The settings that affect memory, in addition to those that configure the strategy."""
 
 _WAITED_FOR = "the script's first two optimizer steps, on fake tensors"
 _TIME_LIMIT_S = 300.0
@@ -87,8 +87,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(
             f"cannot estimate this script: {first.failed_at}",
             where=f"{program.name}; its last lines:\n{tail}" if tail else program.name,
-            fix="make sure that the script reaches an optimizer step with these arguments and"
-            " devices, without the operation that failed",
+            fix="change the script, its arguments or the devices, so that the script reaches an"
+            " optimizer step without the operation that failed",
             code=Code.NO_ESTIMATE,
         )
     _require_use_of_gpu(found, devices, program)
@@ -125,10 +125,10 @@ def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
     if name not in rows:
         close = did_you_mean(name, rows)
         raise ConfigError(
-            f"invalid value {name!r} for --strategy: must be one of {', '.join(rows)} "
-            f"with {devices.world_size} rank(s)",
+            f"invalid value {name!r} for --strategy: with {devices.world_size} rank(s), it must be "
+            f"one of {', '.join(rows)}",
             where="--strategy",
-            fix=f"did you mean {close!r}?" if close else "omit it to see all strategies",
+            fix=f"did you mean {close!r}?" if close else "omit --strategy to see all strategies",
             code=Code.BAD_VALUE,
         )
     return (rows[name],)
@@ -205,7 +205,7 @@ def _show_peak(devices: Devices, estimate: RowEstimate) -> None:
         f"of {share}; available {size(devices.bytes_per_rank)}: {_FITS[estimate.fits]}"
     )
     if outcome.peak_at:
-        print(f"the peak is {outcome.peak_at}")
+        print(f"the peak occurs {outcome.peak_at}")
     whole = max(sum(outcome.categories.values()), 1)
     for name, count in outcome.categories.items():
         print(f"  {name:<13}{size(count):>12}{count / whole:>6.0%}")

@@ -1,4 +1,4 @@
-"""`headway explain [ID]`: print the cause of an error, an example and the fix, from errors.md."""
+"""`headway explain [ID]`: print an error's cause, an example and the fix, from errors.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         "explain",
         "Print the cause of an error, an example, and the fix; without an ID, list all errors.",
         usage="headway explain [ID] [--json]",
-        appendix="\nID: the id at the end of the first line of an error, such as HW002\n",
+        appendix="\nID: the ID at the end of the first line of an error, such as HW002\n",
     )
     parser.flag("--json", help="print {id, cause, example, fix}, or without an ID a list of them")
     parsed, word = parser.parse_flag(argv, "ID")
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_pages() -> dict[str, Page]:
-    """Return the page of each error, by its id."""
+    """Return the pages of all errors, by error ID."""
     path = os.path.join(os.path.dirname(errors.__file__), "errors.md")
     with open(path, encoding="utf-8") as file:
         return {row[0]: Page(*row) for row in _ROW.findall(file.read())}

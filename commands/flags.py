@@ -16,7 +16,7 @@ from headway.settings.setting import SET
 from headway.settings.table import TABLE, TOPICS
 
 Parsed = SimpleNamespace
-"""Values of the flags, by the name of the setting or flag."""
+"""The parsed values, by the name of their setting or flag."""
 
 
 def usage_error(what: str, *, fix: str, code: str = Code.COMMAND_LINE) -> ConfigError:
@@ -52,7 +52,8 @@ _SHARED: Mapping[str, Any] = {
 class Parser:
     """A parser that accepts no abbreviations, and raises ConfigError instead of exiting.
 
-    argparse is used only for --help: importing and filling it takes a tenth of the launch time.
+    argparse is used only for --help: importing it and adding the flags takes a tenth of the launch
+    time.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Parser:
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:
-        """Parse the flags that `split` has returned; for --help, print the help and exit."""
+        """Parse the flags that `split` returned; for --help, print the help and exit."""
         values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")
@@ -282,10 +283,10 @@ def machine_from_flags(
     full: bool = False,
     layers: Sequence[Entries] = (),
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine to plan for, which is recorded or detected, and its variables.
+    """Return the recorded or detected machine to plan for, and its environment variables.
 
-    A recorded machine has only the variables that affect training. If no flag sets the device,
-    detect the device that `layers` set. Raises ConfigError for an invalid recording.
+    A recorded machine has only the variables that affect training. If no flag sets the device, the
+    device that `layers` set is detected. Raises ConfigError for an invalid recording.
     """
     if parsed.machine is None:
         named = [str(layer["device"].raw) for layer in layers if "device" in layer]

@@ -1,7 +1,7 @@
 """The agent of an ssh launch: it runs on each host and starts a launch there.
 
 The agent reads its orders from standard input, so that command lines contain no secrets. It stops
-the launch at the end of the input, which means that the caller has exited.
+the launch when the input ends, because the caller has then exited.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Lines:
         return line
 
     def select(self, watched: Sequence[int], until: float | None) -> Sequence[int]:
-        """Return the readable descriptors, or none after `until`; send heartbeats while waiting."""
+        """Return the readable descriptors, or none after `until`; send heartbeats meanwhile."""
         while True:
             left_s = float("inf") if until is None else max(0.0, until - time.monotonic())
             ready = select.select(watched, [], [], min(left_s, _BEAT_EVERY_S))[0]

@@ -74,7 +74,7 @@ class _Launch:
 
     @property
     def is_here(self) -> bool:
-        """Whether the plan is for this machine, not for a recorded machine."""
+        """Whether the plan is for this machine and not for a recorded one."""
         return self.parsed.machine is None
 
 
@@ -152,7 +152,7 @@ def _become_step(launch: _Launch) -> int | None:
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
-    """Find idle GPUs if the settings request them; a launch that is not a dry run claims them."""
+    """Find idle GPUs if the settings request them, and claim them unless this is a dry run."""
     settings, parsed = launch.settings, launch.parsed
     if kind_of(settings.device).is_numbered and settings.devices.idle is not None:
         if launch.is_here:
@@ -361,7 +361,7 @@ def make_parser() -> Parser:
         heading=device,
         metavar="S",
         default_value=FOREVER,
-        help="with --devices idle:N, wait until N GPUs are idle, at most S seconds",
+        help="with --devices idle:N, wait until N GPUs are idle, for at most S seconds",
     )
     parser.flag(
         "--supervise", heading=ranks, help="run a single process as one rank under the launcher"

@@ -91,7 +91,7 @@ def follow_job(job: str) -> int:
 
 
 def _files(record: RunRecord, rank: int | None) -> Iterator[str]:
-    """Yield the log files of a run, by attempt and rank."""
+    """Yield the log files of a run, in the order of attempts and then of ranks."""
     for kept in record.kept:
         if kept.what == LOGS and os.path.isdir(kept.path):
             found = [match for name in os.listdir(kept.path) if (match := _LOG.fullmatch(name))]

@@ -38,7 +38,7 @@ GROUPS = {
         "why": "show the result of a run, and the changes since the last successful run",
         "logs": "print the output of a run or job, even while it is running",
         "checkpoint": "list, verify, export and remove checkpoints",
-        "explain": "print the cause of an error, an example and the fix, by its id",
+        "explain": "explain an error: print its cause, an example and the fix",
     },
     "settings": {
         "config": "ask questions and write this machine's profile; show, change and check profiles"
@@ -49,7 +49,7 @@ GROUPS = {
         "test": "check this machine with a few seconds of training on all ranks of the plan",
     },
 }
-"""Help texts of the commands, by heading of `--help`."""
+"""Help texts of the commands, grouped by the headings of `--help`."""
 
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
@@ -187,7 +187,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a subcommand without garbage collection: imported objects are never freed."""
+    """Import a subcommand without garbage collection, because imported objects are never freed."""
     gc.disable()
     try:
         return import_module(f"headway.commands.{name}")

@@ -89,7 +89,7 @@ def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
 def _reject_contradictions(
     parsed: Parsed, hosts: Hosts, settings: Settings, program: Program
 ) -> None:
-    """Raise for settings that contradict the hosts, and flags that only work on this machine."""
+    """Reject settings that contradict the hosts, and flags that work only on this machine."""
     where = settings.where("hosts")
     is_counted = settings.are_user_set("num_machines") and settings.num_machines != len(hosts)
     own = {"--machine-rank": parsed.machine_rank, "--in-process": parsed.in_process or None}

@@ -32,7 +32,7 @@ _NOT_PYTHON = {  # suffix: description, fix
 
 
 def require_torch() -> None:
-    """Without importing torch, raise ModuleNotFoundError if it is not installed."""
+    """Raise ModuleNotFoundError if torch is not installed, without importing it."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -42,7 +42,7 @@ def require_torch() -> None:
 def program_from(
     parser: Parser, parsed: Parsed, own: Sequence[str], rest: Sequence[str]
 ) -> Program:
-    """Return the program and its arguments, from the words `rest` that follow the flags `own`.
+    """Return the program and its arguments from `rest`, the words that follow the flags `own`.
 
     Raises ConfigError if the program is missing, does not exist, or is a notebook or a profile.
     """
@@ -163,7 +163,7 @@ def _executable(name: str) -> str:
         raise ConfigError(
             f"executable {name!r} not found",
             where="the command line, and PATH",
-            fix="check the name and that it is executable; a Python script does not need "
+            fix="check that the file exists and is executable; a Python script does not need "
             "--no-python",
             code=Code.NO_PROGRAM,
         )
@@ -171,7 +171,7 @@ def _executable(name: str) -> str:
 
 
 def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note if another environment may be intended, as with pipx and uv tools."""
+    """Yield a note if another environment may be intended, as when pipx has installed Headway."""
     beside = os.path.join(os.path.dirname(script), ".venv")
     variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):

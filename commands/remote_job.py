@@ -33,7 +33,7 @@ class RemoteJob(NamedTuple):
 
 
 def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
-    """Raise for flags that require --submit; profiles may contain these settings."""
+    """Raise for flags that require --submit; their settings are allowed in profiles."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
             raise usage_error(
@@ -63,7 +63,7 @@ def check_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
 def job_args(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
     """Return the arguments of `headway launch` for another machine.
 
-    `without` contains the flags to omit, and settings to omit from flags and --set.
+    `without` names the flags to omit, and the settings to omit whether a flag or --set sets them.
     """
     flags = [word for word in own if not without & _names_in(word)]
     if program.kind == "module":  # the last flag names the module
@@ -82,7 +82,7 @@ class Relocated(NamedTuple):
     """A program in a copy of the code, with the variables that make its modules importable.
 
     The script and its imports come from the copy. The working directory and arguments do not
-    change, so that paths of data, configurations, outputs and checkpoints remain valid.
+    change, so that paths to data, configurations, outputs and checkpoints remain valid.
     """
 
     program: Program
@@ -90,10 +90,10 @@ class Relocated(NamedTuple):
 
 
 def relocate(program: Program, folder: str, root: str, tree: str) -> Relocated:
-    """Return the program in `tree`, a copy of `root`; the program's path is relative to `folder`.
+    """Return the program with its path in `tree`, a copy of `root`; the program runs in `folder`.
 
     Raises:
-        MachineError: this Python would search the working directory for a module first.
+        MachineError: this Python would search for a module in the working directory first.
     """
     there = partial(_there, folder=folder, root=root, tree=tree)
     python_path = [found for path in sys.path if path and (found := there(path))]
@@ -103,7 +103,7 @@ def relocate(program: Program, folder: str, root: str, tree: str) -> Relocated:
         if sys.version_info < (3, 11):
             raise MachineError(
                 f"module {name} cannot be run from a copy of the code: Python "
-                f"{sys.version_info[0]}.{sys.version_info[1]} searches this directory first",
+                f"{sys.version_info[0]}.{sys.version_info[1]} searches the working directory first",
                 where="flag --module",
                 fix="pass its file instead, pass --set snapshot=off, or use Python 3.11",
                 code=Code.JOB,

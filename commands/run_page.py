@@ -90,7 +90,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
 
 
 def _text(text: object) -> str:
-    """Escape text of a record for HTML, including control characters."""
+    """Escape a record's text for HTML, including control characters."""
     return escape("\n".join(map(shown, str(text).split("\n"))))
 
 
@@ -147,7 +147,7 @@ def _rank_charts(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
 
     losses = [curve for curve in of_ranks(lambda row: row.loss) if curve.points]
     yield from _chart("Loss", losses[:1])
-    yield from _chart("Samples per second, of each rank", of_ranks(_speed))
+    yield from _chart("Samples per second of each rank", of_ranks(_speed))
     yield f"<h2>Time of each rank</h2>{_phases(drawn)}"
     yield from _chart("Memory of each rank, MiB", of_ranks(lambda row: row.rss_bytes / 2**20))
     yield from _chart("Memory of the device, MiB", of_ranks(_device_mib))
@@ -198,7 +198,7 @@ def _extremes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Return round numbers between `low` and `high`: about `count`, and at least one."""
+    """Return about `count` round numbers between `low` and `high`, but at least one."""
     rough = (high - low) / count
     if rough < _SMALLEST:
         return [low]
@@ -226,7 +226,7 @@ class _Scale(NamedTuple):
 
 
 def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
-    """Yield a chart of curves over steps, unless all of them are empty."""
+    """Yield a chart of curves over steps, unless all curves are empty."""
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
         return

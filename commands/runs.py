@@ -23,7 +23,7 @@ _NAMED = {0: "ok", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "repeated f
 _LEAST_STEPS = 20  # before a rank can be reported as slow
 _MAX_SCRIPT = 22  # characters, where nothing is wrapped; `--json` has all
 _OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
-"""Columns that are omitted on a narrow terminal, or if no run has a value."""
+"""Columns that are omitted on a narrow terminal, or if they have no value for any run."""
 _HEAD = (
     *("run", "began", "script", "ranks", "ended", "restarts", "steps", "samples/s", "training"),
     "took",
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
             log(f"to repeat the newest: {line}")
         if any(record.end is None and not is_running(record) for record in records):
             log(
-                f"{UNKNOWN}: of a killed run, or of a single process without an Accelerator, the"
-                " exit is not recorded; --supervise records it"
+                f"{UNKNOWN}: the exit of a killed run, or of a single process without an"
+                " Accelerator, is not recorded; --supervise records it"
             )
     if refused:
         others = len(refused) - 1
@@ -105,7 +105,7 @@ def command_line(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as typed, or its path if another script was typed in the same way."""
+    """Return the script as typed, or its path if a different script was typed identically."""
     name, path = record.start.program, record.start.script
     is_only = {record.start.script for record in records if record.start.program == name} == {path}
     script = name if is_only else path or name

@@ -164,7 +164,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
 
 
 def _files_of(root: str) -> list[str]:
-    """Return the files that git tracks, even in submodules, and others that it does not ignore."""
+    """Return the tracked files, even in submodules, and others that git does not ignore."""
     words = ("ls-files", "-z")
     tracked = git(root, *words, "--recurse-submodules") or ""
     others = git(root, *words, "--others", "--exclude-standard") or ""
@@ -197,7 +197,8 @@ def _reject_local_flags(parsed: Parsed, settings: Settings) -> None:
         raise ConfigError(
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
             where=settings.where(*given) if given else "the command line, with --submit",
-            fix=f"remove {' and '.join(given + flags)}; set the number with --num-machines N",
+            fix=f"remove {' and '.join(given + flags)}; "
+            "set the number of machines with --num-machines N",
             code=Code.FLAGS_CONTRADICT,
         )
 
@@ -217,7 +218,7 @@ def _resolved(layers: Sequence[Entries], machine: Machine, environ: Mapping[str,
 
 
 def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
-    """Return the options of sbatch; the setting `sbatch` overrides all others."""
+    """Return the options of sbatch; the setting `sbatch` overrides all other settings."""
     own = settings.sbatch
     pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if 'array' in own else '%j'}.log"
     options = {
@@ -252,7 +253,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
 
 
 def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the option for a signal before the time limit; nothing if the limit is too short."""
+    """Return the option for a signal before the time limit; empty if the limit is too short."""
     lead_s = settings.grace_period_s + _SAVING_S
     limit_s = _seconds_of(own.get("time", ""))
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:
@@ -274,7 +275,7 @@ def _seconds_of(time: str) -> float:
 
 
 def _gpus(settings: Settings) -> dict[str, str]:
-    """Return the option for the number of GPUs per machine, if the user set it."""
+    """Return the option for the number of GPUs per machine, if the user set this number."""
     count = settings.devices.size
     if settings.are_user_set("num_processes"):
         count = settings.num_processes
@@ -287,7 +288,8 @@ def _reject_unwritable(key: str, value: str) -> None:
         raise ConfigError(
             f"sbatch's option {key} would be {value!r}, which a batch script cannot contain",
             where="the flags, the profile and the working directory",
-            fix="use a name without line breaks, control characters and, for files, backslashes",
+            fix="use a name without control characters or line breaks (in file names, also without "
+            "backslashes)",
             code=Code.JOB,
         )
 
@@ -305,8 +307,8 @@ def _inherited(parsed: Parsed, environ: Mapping[str, str], options: Mapping[str,
     exported = options.get("export", environ.get("SBATCH_EXPORT", "ALL"))
     if secrets and "ALL" not in exported.split(","):
         raise ConfigError(
-            f"{_ENV.variable} contains a secret, which must not be in a batch script, but sbatch "
-            "does not export the environment",
+            f"{_ENV.variable} contains a secret, which is not written to batch scripts, but sbatch "
+            "is set not to export the environment",
             where=f"sbatch's option export, which is {exported!r}",
             fix="remove that option, or read the secret from a file in the script",
             code=Code.JOB,

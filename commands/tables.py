@@ -1,4 +1,4 @@
-"""Text tables on standard output, with rich, which is imported only to print a table."""
+"""Prints text tables to standard output with rich, which is imported only when it is needed."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="headway-test-")
     except OSError as error:
         raise MachineError(
-            f"no temporary folder for the results of the checks: {error.strerror}",
-            where="environment TMPDIR, /tmp and other default folders",
+            f"cannot create a temporary folder for the checks: {error.strerror}",
+            where="environment variable TMPDIR, /tmp and other default folders",
             fix="set TMPDIR to a writable folder: `export TMPDIR=FOLDER`",
             code=Code.UNWRITABLE,
         ) from None

@@ -154,7 +154,7 @@ def watch(word: str | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[list[int]]:
-    """Yield a list with the terminal's unbuffered descriptor; empty if there is no terminal."""
+    """Yield a list of the unbuffered terminal's descriptor, or an empty list without a terminal."""
     import termios
     import tty
 

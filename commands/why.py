@@ -90,7 +90,7 @@ def _print(record: RunRecord) -> None:
             print(shown(line))
     elif end is None and outcome(record) == UNKNOWN:
         alone = ", or it created no Accelerator" if start.supervised is None else ""
-        print(f"the run's end was not recorded: it was killed, or its machine stopped{alone}")
+        print(f"the run's exit was not recorded: the run was killed, or its machine stopped{alone}")
     if record.commit is None:
         print("the script is not in a git repository: changes to the code are not recorded")
 

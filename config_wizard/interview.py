@@ -28,8 +28,8 @@ _AGAIN = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
 _ENDED = Problem(
     "the input ended before the last question was answered; nothing was written",
     "standard input",
-    "`headway config --yes` writes the recommended answers without asking; a pipe must answer "
-    "every question, the last with `write`",
+    "`headway config --yes` writes the recommended answers without asking; piped input must "
+    "answer every question, ending with `write`",
     code=Code.COMMAND_LINE,
 )
 

@@ -40,7 +40,7 @@ _REQUIRED = ("main_address",)
 """Optional settings whose question must be answered if it is asked."""
 
 _PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""A placeholder for machine 0's address before its question; a missing address is an error."""
+"""Machine 0's address until the user is asked for it, because a missing address is an error."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
@@ -49,7 +49,7 @@ _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 
 _HELP = {
     PLACE: "A project's headway.yaml applies to all folders below it, and overrides your profile.",
-    MORE: "Asks for GPUs, accumulation, threads, restarts, log files, variables, machines and "
+    MORE: "Asks about GPUs, accumulation, threads, restarts, log files, variables, machines and "
     "sharding; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
 }
@@ -115,14 +115,14 @@ class WizardState(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The device that was answered or given; otherwise the best usable device."""
+        """The device that was chosen or passed as a flag; otherwise the best usable device."""
         device = self.resolved({"device": self.known.get("device", AUTO)}).device
         is_usable = "device" in self.known or not self.facts.problems({"device": device})
         return device if is_usable else CPU.name
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the device is a GPU that is selected by number."""
+        """Whether the device is a GPU that can be selected by its index."""
         return kind_of(self.device).is_numbered
 
     @property
@@ -132,7 +132,7 @@ class WizardState(NamedTuple):
 
     @property
     def gpus(self) -> dict[str, Raw]:
-        """The chosen `devices`; empty without GPUs."""
+        """The chosen `devices`; empty if the device is not a GPU."""
         chosen = {**self.facts.profiles[self.place], **self.known}.get("devices")
         return {"devices": chosen} if self.has_gpus and chosen is not None else {}
 
@@ -156,7 +156,7 @@ class Ask(NamedTuple):
 
 
 def next_question(facts: WizardFacts, answers: Answers) -> Question:
-    """Return the first unanswered question, with FINISH last; skip questions with one choice."""
+    """Return the first unanswered question, then FINISH; skip questions with only one choice."""
     state = WizardState(facts, answers)
     for ask in QUESTIONS:
         name = ask.name
@@ -324,9 +324,9 @@ def _best_processes(state: WizardState) -> tuple[str, str]:
 def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
     """Return the profile to write: the current profile, changed by the answers so far.
 
-    Values that contradict the answers are removed: GPUs and ranks chosen earlier, and the
-    address of machine 0 for a single machine. A default is written only if the profile
-    contains it, or a weaker profile sets another value.
+    Values that contradict the answers are removed: GPUs and ranks chosen earlier, and the address
+    of machine 0 for a single machine. A default value is written only if the profile already sets
+    the key, or the user profile sets another value.
     """
     state = WizardState(facts, answers)
     known = state.known
@@ -366,7 +366,7 @@ def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
 
 
 def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
-    """Remove variables that the weaker profile sets to the same value, as they may be secrets."""
+    """Remove variables that the weaker profile sets to the same value; they may be secrets."""
     theirs = Settings.env.parser(weaker.get("env", {}))
     if "env" in values and theirs:
         ours = Settings.env.parser(values["env"])

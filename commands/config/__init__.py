@@ -1,6 +1,6 @@
 """`headway config` and its subcommands, which show, change, check and convert profiles.
 
-`main` imports only the requested subcommand. Outside this folder, only `exchange` imports its code.
+`main` imports only the requested subcommand. Of other packages, only `exchange` imports this one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from importlib import import_module
 from headway.errors import Code, ConfigError, did_you_mean
 
 SUBCOMMANDS = {  # name: (function, help)
-    "show": ("config.show.show", "print every setting and its value; with --origin, its origin"),
+    "show": (
+        "config.show.show",
+        "print every setting and its value; with --origin, also its origin",
+    ),
     "get": ("config.show.get", "KEY: print the value that a launch would use"),
     "path": ("config.show.path", "print the path of your profile: $EDITOR $(headway config path)"),
     "list": ("config.show.list_profiles", "list your profiles, and the one in use"),

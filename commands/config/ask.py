@@ -183,7 +183,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
 def problems_of(
     values: Mapping[str, Raw], machine: Machine, sources: Sequence[Entries] = ()
 ) -> Sequence[Problem]:
-    """Return the problems of a launch with `values`; values from `sources` keep their origin."""
+    """Return the problems of a launch with `values`; values in `sources` keep their origin."""
     known = {
         (name, str(entry.raw)): Origin(Layer.ANSWERS, reason=str(entry.origin))
         for layer in sources
@@ -237,7 +237,7 @@ def summary(
 
 
 def _masked_lines(text: str) -> dict[str, str]:
-    """Map the lines of a profile that contain a secret to their masked form."""
+    """Map each line of a profile that contains a secret to its masked form."""
     pairs = zip(text.splitlines(), masked_profile(text).splitlines(), strict=True)
     return {line: masked for line, masked in pairs if line != masked}
 

@@ -52,7 +52,7 @@ def validate(argv: Sequence[str]) -> int:
 
 
 def is_valid(paths: Sequence[str], machine: Machine) -> bool:
-    """Print the machine-independent problems that these profiles have together, or `ok`."""
+    """Print the machine-independent problems of these profiles when combined, or `ok`."""
     try:
         found = profile_problems([read_profile(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:

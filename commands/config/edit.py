@@ -102,10 +102,11 @@ def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
 def apply(
     path: str, change: Callable[[str], str], machine: Machine, origin: Origin | None = None
 ) -> None:
-    """Change the profile at `path`, which may be missing, and print the differences.
+    """Change the profile at `path`, or create it, and print the differences.
 
-    Values that this machine does not support are written, with a note, because a profile may be
-    for another machine. Problems with changed values report `origin` or the line in the profile.
+    Values that this machine does not support are written, with a note, because a profile may be for
+    another machine. A problem with a changed value refers to `origin` or to the line in the
+    profile.
     """
     old = text_at(path)
     before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)

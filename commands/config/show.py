@@ -48,7 +48,7 @@ def show(argv: Sequence[str]) -> int:
 
 
 def _resolved(parsed: Parsed) -> tuple[Settings, Sequence[Problem]]:
-    """Return the settings to show, and the problems of a launch with them."""
+    """Return the settings to show, and the problems that a launch with these settings has."""
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     cluster = cluster_layer(environ, layers)

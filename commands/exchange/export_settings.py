@@ -98,7 +98,7 @@ def _assignment(name: str, settings: Settings, style: str) -> str:
 
 
 def _as_text(name: str, settings: Settings) -> str:
-    """Return the value of a setting in the form of its environment variable."""
+    """Return a setting's value as written in its environment variable."""
     value = settings.values[name].value
     if name == "env":
         return shlex.join(f"{k}={v}" for k, v in value.items())

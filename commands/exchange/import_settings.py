@@ -36,7 +36,7 @@ _OF_SEVERAL_MACHINES = {  # key: the equivalent setting
     "main_process_port": "main_port",
 }
 _RESET = (*("device", "devices", "num_processes", "mixed_precision"), *OF_MACHINES, *OF_STRATEGIES)
-"""Settings to remove if the file omits them, which means that Accelerate's defaults apply."""
+"""Settings to remove from the profile if the file omits them, so that the defaults apply."""
 
 _STRATEGIES = {
     **dict.fromkeys(("true", "full_shard", "1"), FSDP),
@@ -91,7 +91,7 @@ def import_file(argv: Sequence[str]) -> int:
     path = trusted_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost:
-        fix = "import a copy of the file without these keys, if training may differ"
+        fix = "if different training is acceptable, import a copy of the file without these keys"
         raise ConfigError.of(
             [Problem(_LOSES, where, fix, details="\n".join(imported.lost), code=Code.BAD_FILE)]
         )
@@ -134,7 +134,7 @@ class Imported(NamedTuple):
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
     """Convert an Accelerate configuration to settings.
 
-    In `config`, scalars are text and missing values are `null`; `where` is the file, for messages.
+    In `config`, scalars are text and missing values are `null`; `where` names the file in messages.
     """
     if "compute_environment" not in config and "distributed_type" not in config:
         raise ConfigError(
@@ -175,7 +175,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return num_machines, and num_processes for one machine; Accelerate's file sets the total."""
+    """Return num_machines, and num_processes per machine; Accelerate's file contains the total."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)
@@ -228,7 +228,7 @@ def _sharding(left: dict[str, Any]) -> dict[str, Raw]:
 
 
 class _File:
-    """The keys of a configuration that have not been read; reading a key removes it."""
+    """The unread keys of a configuration; reading a key removes it."""
 
     def __init__(self, left: dict[str, Any], where: str) -> None:
         self.left, self.where = left, where

@@ -103,7 +103,7 @@ def _service(name: str) -> Manifest:
 
 
 def _variables(settings: Settings, texts: Mapping[str, str], name: str) -> Iterator[Manifest]:
-    """Yield the variables of the pods; the machine rank is the index of a pod in its Job."""
+    """Yield the variables of the pods; a pod's machine rank is its index in the Job."""
     place: dict[str, object] = {"num_machines": settings.num_machines}
     if settings.num_machines > 1:
         place |= {"main_address": f"{name}-0.{name}", "main_port": settings.main_port or _PORT}

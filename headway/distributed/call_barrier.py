@@ -65,7 +65,7 @@ class RankCall(NamedTuple):
 
 
 def call_barrier(call: str, detail: str = "") -> list[str] | None:
-    """Wait until every rank has called this; if the details differ, return those of all ranks.
+    """Wait until every rank has called this; if details differ, return the details of all ranks.
 
     This is cheaper than a collective, because the store counts the ranks atomically. `call` is the
     script's call, as shown in messages, and must be equal on all ranks.
@@ -82,7 +82,7 @@ def call_barrier(call: str, detail: str = "") -> list[str] | None:
 
 
 def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether ranks run ahead of these tensors' GPUs; a barrier would delay such ranks.
+    """Return whether ranks may run ahead of the GPUs of these tensors; a barrier would delay them.
 
     The result is False with TORCH_DISTRIBUTED_DEBUG=INFO: torch's own checks also delay ranks then.
     """
@@ -295,7 +295,7 @@ class _CallBarriers:
         return [rank for rank in others if is_missing(everyone[rank])]
 
     def _collectives(self, which: Literal["first_pending", "last_entered"]) -> dict[str, int]:
-        """Return the number of each group's `which` collective, from torch's flight recorder."""
+        """Return the field `which` of each group, read from torch's flight recorder."""
         names = {group.group_name for group in self.groups}
         numbers = {g.name: getattr(g, which) for g in read_groups() if g.name in names}
         return {name: number for name, number in numbers.items() if number is not None}

@@ -1,4 +1,4 @@
-"""Argument checks based on type annotations, and keyword handlers for parts of torch."""
+"""Argument checks based on type annotations, and handlers that hold arguments for torch."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
 
 
 class KwargsHandler:
-    """Base class of handlers in `Accelerator(kwargs_handlers=[...])`; they hold torch's arguments.
+    """Base class of handlers, which hold torch's arguments; see `Accelerator(kwargs_handlers=...)`.
 
     Every handler is a dataclass whose fields all have defaults. Values of the wrong type raise
     UsageError.

@@ -68,7 +68,7 @@ def for_each_tensor(
 ) -> Any:
     """Apply `function` to every tensor in `data`.
 
-    Other leaves are kept; if `strict`, the operation's name, is given, they raise WrongType.
+    Other leaves are kept or, if `strict` is set to the operation's name, raise WrongType.
     """
     if isinstance(data, torch.Tensor):
         return function(data)

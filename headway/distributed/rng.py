@@ -20,7 +20,7 @@ from headway.ipc.run_contract import read_ranks
 
 
 class RNGType(str, Enum):
-    """A kind of random number generator; each member equals its string.
+    """A kind of random number generator; each member is equal to its string value.
 
     Examples:
         >>> from headway.utils import RNGType
@@ -82,7 +82,7 @@ def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
     missing = [device for device in on_devices if not kind_of(device).is_available()]
     if missing:
         raise UsageError(
-            f"rng_types has {missing[0]!r}, but torch finds no GPU",
+            f"rng_types contains {missing[0]!r}, but torch finds no GPU",
             where="the script's Accelerator(rng_types=...)",
             fix="omit it",
             code=Code.NO_GPU,

@@ -29,7 +29,7 @@ from headway.machine.detection import detect_machine
 
 
 class DistributedType(str, Enum):
-    """The type of distributed setup; each member equals its name, as in Accelerate.
+    """The type of distributed setup; each member is equal to its name, as in Accelerate.
 
     Examples:
         >>> from headway import DistributedType, PartialState
@@ -190,7 +190,7 @@ if a thread is waiting for the GIL."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Wait for gloo's threads before Python exits, because threads that then take the GIL abort.
+    """Wait for gloo's threads before Python exits: threads that acquire the GIL at exit abort.
 
     See pytorch#190489. After an unhandled exception, this is skipped, because the other ranks are
     still working.
@@ -209,7 +209,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def rank_and_size_without_group() -> tuple[int, int]:
-    """Return the rank and size in the process group or, without a group, those of the launcher."""
+    """Return the rank and size in the process group or, without a group, the launcher's values."""
     if dist.is_initialized():
         return rank_and_size()
     ranks = read_ranks() or Ranks()
@@ -372,7 +372,7 @@ def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
 
 
 def set_group_timeout(timeout: timedelta) -> None:
-    """Set the timeout of the existing group's collectives, through a private name in torch."""
+    """Set the timeout of the existing group's collectives, with a private function of torch."""
     import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
 
 

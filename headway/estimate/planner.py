@@ -81,7 +81,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
 
 
 def devices_of(machine: Machine) -> Devices:
-    """Return a machine's CUDA GPUs, with their smallest memory size, or the machine's CPU."""
+    """Return a machine's CUDA GPUs, with the memory size of the smallest one, or its CPU."""
     if gpus := machine.gpus_of("cuda"):
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
         if smallest.memory_bytes:
@@ -196,7 +196,7 @@ main()
 
 
 class Planner:
-    """A context manager that runs trials in a child process with torch imported.
+    """A context manager that runs trials in a child process that has imported torch.
 
     `python` is the interpreter with its flags, and `environ` the script's environment.
     """

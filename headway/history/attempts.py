@@ -32,7 +32,7 @@ class Attempt(NamedTuple):
 
 
 class Attempts:
-    """The attempts of a run, computed from its step figures."""
+    """The attempts of a run, computed from its step statistics."""
 
     def __init__(self, began_at: float) -> None:
         self.rows = [Attempt(began_at)]
@@ -46,12 +46,12 @@ class Attempts:
         self._restart = restart
 
     def end(self, step: int, at: float) -> None:
-        """End the last attempt at `step` if it was too short to report figures."""
+        """End the last attempt at `step` if it was too short to report statistics."""
         if step and not self.rows[-1].first:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
     def note(self, rank: int, figures: Figures, now: float) -> str:
-        """Add a rank's figures; return a restart's cost at its first new step, otherwise ""."""
+        """Add a rank's statistics; at a restart's first new step, return the restart's cost."""
         if rank != 0:
             return ""
         row, count = self.rows[-1], figures.num_steps
@@ -78,7 +78,7 @@ class Attempts:
 
 
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
-    """Return the breakdown of a run's wall time in fractions of 1; None if no step was reported.
+    """Return the parts of a run's wall time as fractions that sum to 1; None without any step.
 
     Between an attempt's last report and its failure, at most a step or a second counts as training.
     """

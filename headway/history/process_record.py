@@ -1,7 +1,8 @@
-"""Records the figures and the exit of a single process that has replaced its launcher.
+"""Records the step statistics and the exit of a single process that replaced its launcher.
 
 If the launcher's code runs the script, that code records the exit. Otherwise, the Accelerator does
-so at interpreter exit. It knows the exit code only if the script raised or called `end_training()`.
+so at interpreter exit. It knows the exit code only if the script raised an exception or called
+`end_training()`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def record_folder() -> str:
 
 
 def start(progress: Progress) -> None:
-    """Record the step figures and the exit of this process, unless a launcher records them."""
+    """Record the step statistics and the exit of this process, unless a launcher records them."""
     if _process.has_started or not record_folder():
         return
     _process.has_started = True

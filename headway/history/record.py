@@ -23,7 +23,7 @@ from headway.ipc.typed import SchemaError, plain, read
 _FIX = "`headway runs` lists all recorded runs"
 
 MAX_TEXT = 2**15
-"""Maximum number of characters of a report."""
+"""Maximum number of characters in a report."""
 _LARGEST_LOSS = 1e100  # larger losses are stored as None
 _MOST_ROWS, _LEAST_ROWS = 600, 4  # rows of figures: maximum in total, minimum per rank
 _SUMMED = (  # fields to add up when rows are merged
@@ -80,7 +80,7 @@ class RunRecord(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """Breakdown of the wall time in fractions of 1; None if unknown."""
+        """Parts of the wall time as fractions that sum to 1; None if unknown."""
         return shares(self.attempts, self.end.time) if self.end is not None else None
 
     @property
@@ -90,7 +90,7 @@ class RunRecord(NamedTuple):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Throughput of all ranks, over all their steps; None if unknown."""
+        """Combined throughput of all ranks over all their steps; None if unknown."""
         rates = []
         for rows in self.figures.values():
             seconds, samples = sum(row.seconds for row in rows), sum(row.samples for row in rows)
@@ -100,7 +100,7 @@ class RunRecord(NamedTuple):
 
 
 class FigureSeries:
-    """Stores the figures of all ranks in a bounded number of rows, for a run of any length.
+    """Stores the step statistics of all ranks in a bounded number of rows, for runs of any length.
 
     Rows are merged as the run grows. Sums stay exact.
     """
@@ -109,7 +109,7 @@ class FigureSeries:
         self._rows: dict[int, list[Figures]] = {}
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Add a rank's figures; a non-finite loss is stored as None."""
+        """Add a rank's statistics; a non-finite loss is stored as None."""
         if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
@@ -167,7 +167,7 @@ class Recorder:
         self._thread.start()
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Add a rank's figures, to be written periodically."""
+        """Add a rank's statistics, to be written periodically."""
         self._series.note(rank, figures)
 
     def keep(self, what: str, path: str) -> None:
@@ -214,7 +214,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
 
 
 def decode(text: bytes) -> RunRecord:
-    """Parse a record; a ValueError's message completes a sentence about it, as in "is damaged"."""
+    """Parse a record; a ValueError's message continues "the record ...", as in "is damaged"."""
     found = None
     try:
         fields = json.loads(text)

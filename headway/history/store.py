@@ -1,4 +1,4 @@
-"""The folder of records, and a record's initial contents: launch, code, package versions.
+"""The folder of records, and a record's initial contents: launch, code and package versions.
 
 Each run has a folder that only its user can access. A launch of a single process waits until
 `begin` returns.
@@ -167,9 +167,9 @@ def copied_commit(code: str) -> Commit | None:
 
 
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
-    """Return the commit of the repository that contains a folder; None without a repository.
+    """Return the commit and the uncommitted diff of a folder's repository; None without one.
 
-    Secrets in the diff are masked; a long diff is truncated. Each git command may run for
+    Secrets in the diff are masked; a long diff is truncated. Each git command may run for at most
     `within_s` seconds.
     """
     here = os.path.realpath(folder)

@@ -1,4 +1,4 @@
-"""Variables in which launchers and schedulers number processes or machines.
+"""Variables that launchers and schedulers set to number their processes or machines.
 
 `headway launch` adopts the numbering or raises an error (`launcher/clusters/`). If a process
 is numbered but has no RANK, its Accelerator raises an error.
@@ -52,7 +52,7 @@ def _number(text: str) -> int:
 
 
 class Numbering(NamedTuple):
-    """The variables in which a launcher or scheduler numbers processes or machines."""
+    """The variables that a launcher or scheduler sets to number its processes or machines."""
 
     source: str  # name of the launcher or scheduler, for messages
     size: str  # the variable with the number of processes or machines

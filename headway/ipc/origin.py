@@ -22,7 +22,7 @@ class Layer(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in messages, such as "user profile"."""
+        """The name shown in messages, such as "user profile"."""
         return self.name.lower().replace("_", " ")
 
 

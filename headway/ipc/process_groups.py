@@ -1,4 +1,4 @@
-"""Reports the collectives of process groups; separates the keys of default groups by a prefix."""
+"""Reports the collectives of process groups, and gives each default group its own key prefix."""
 
 from __future__ import annotations
 

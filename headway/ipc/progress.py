@@ -47,7 +47,8 @@ class Channel:
     def is_open(self) -> bool:
         """Whether records can be sent.
 
-        They cannot if the script closed the descriptor, even if another file now has its number.
+        They cannot be sent if the script closed the descriptor, even if another file now has its
+        number.
         """
         return os.getpid() == self._pid and identity(self.fd) == self._identity
 
@@ -62,7 +63,7 @@ class Channel:
 
 
 class Progress:
-    """Phase, position and used features of the training in this process.
+    """Phase and position of the training in this process, and the features that it uses.
 
     Attributes:
         is_watched: whether there is a listener; if not, phases and steps need not be recorded.
@@ -72,7 +73,7 @@ class Progress:
         call_at: clock time after which registered callbacks run at the end of a step.
         num_trained: number of backward passes and optimizer steps in this process; never reset.
         clock: accumulates the time of each phase.
-        listeners: called with the step figures about once a second.
+        listeners: called with the step statistics about once a second.
         feature_use: the launcher's features that the program has used so far.
         output_paths: the last path of each kind of `OutputPath`.
         own_threads: threads of the runtime, omitted from reports.
@@ -126,7 +127,7 @@ class Progress:
             self.channel.send(record)
 
     def report_to(self, listener: Callable[[Figures], None]) -> None:
-        """Time the steps and call `listener` with their figures about once a second."""
+        """Time the steps and pass their statistics to `listener` about once a second."""
         self.listeners.append(listener)
         self.is_watched = True
 
@@ -137,7 +138,7 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The current phase, if watched: a method called by all ranks, or a phase of the clock."""
+        """The current phase, if watched: a method that all ranks call, or a phase of the clock."""
         return self._call or NAMES[self.clock.phase]
 
     def begin_forward(self, samples: int) -> None:
@@ -165,7 +166,7 @@ class Progress:
         self._calls[owner] = call
 
     def end_step(self, step: int) -> None:
-        """Record that optimizer step number `step` is done; report figures if they are due."""
+        """Record that optimizer step number `step` is done; report statistics if they are due."""
         self.step = step
         clock = self.clock
         is_due = clock.end_step(step)
@@ -227,9 +228,9 @@ class Progress:
             self._saved = (0, 0.0)
 
     def _report_figures(self) -> None:
-        """Report the figures since the last report, or send a heartbeat if there are no figures.
+        """Report the statistics of the latest steps, or send a heartbeat if there are none.
 
-        Figures replace heartbeats, so at most one record is sent per second.
+        Statistics replace heartbeats, so at most one record is sent per second.
         """
         figures = self.clock.take(self.total, self.loss)
         if figures is None:  # the device has not finished a step yet

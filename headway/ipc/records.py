@@ -43,7 +43,7 @@ class Collective(NamedTuple):
 
 
 HEADWAY_GROUP = "headway"
-"""Name of the group whose collectives are the runtime's calls that wait for all ranks."""
+"""Name of a pseudo-group; its "collectives" are the runtime's calls that wait for all ranks."""
 
 
 class Group(NamedTuple):
@@ -97,7 +97,7 @@ class OutputPath(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Sign of progress in the runtime; sent at most once a second."""
+    """A sign of progress from the runtime; sent at most once a second."""
 
     progress: ProgressSnapshot
 
@@ -123,7 +123,7 @@ class Figures(NamedTuple):
 
     @property
     def has_global_steps(self) -> bool:
-        """Whether steps count from the start of the training run, not the start of this process."""
+        """Whether steps are counted from the start of the training run, not of this process."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
     def empty_at(self, step: int, loss: float | None) -> Figures:
@@ -144,7 +144,7 @@ class StatusReply(NamedTuple):
 
 
 class CrashSite(NamedTuple):
-    """Identifies a crash, so that a repetition can be detected."""
+    """Identifies a crash, so that a repeat of the same crash can be detected."""
 
     kind: str  # the exception's class
     message: str  # digest; the text may contain secrets
@@ -230,7 +230,7 @@ _RECORDS = kinds_of(*get_args(Record))
 
 
 class InvalidRecord(NamedTuple):
-    """A line that is not a record: a script may write to any descriptor."""
+    """A line that is not a record, because a script may write to any descriptor."""
 
     reason: str
 

@@ -29,7 +29,7 @@ VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """Values of `resume` for the newest checkpoint: required, or optional."""
 DEVICES = (*sorted((*KINDS, "gpu")),)
-"""Values of `device`, besides auto and other packages' kinds; gpu means this machine's kind."""
+"""Values of `device`, besides `auto` and other packages' devices; `gpu` is this machine's kind."""
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # for get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
@@ -54,7 +54,7 @@ WORLD_OF_ONE = {
     "ROLE_NAME": "headway",
     "TORCHELASTIC_RUN_ID": "none",  # as torchrun does
 }
-"""The variables of a single rank, without those of the address and the agent store."""
+"""The variables of a single rank, except for the store's address and port."""
 
 
 class RunContract(NamedTuple):
@@ -111,7 +111,7 @@ def decode(text: str) -> RunContract:
         f"{VARIABLE} is not a run contract of this Headway version"
         + ("" if version is None else f" (version {version}, expected {VERSION})"),
         where=f"environment {VARIABLE}={text[:60]!r}",
-        fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
+        fix=f"use one version of Headway in the launcher and the script, or `unset {VARIABLE}`",
         code=Code.OTHER_VERSION,
     )
 

@@ -11,7 +11,7 @@ _logged: set[str] = set()
 
 
 def line_of(text: str) -> str:
-    """Return the line that `log` writes for a text."""
+    """Return the line that `log` writes for `text`."""
     return f"headway: {text}\n"
 
 
@@ -88,7 +88,7 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 def size(nbytes: int) -> str:
-    """Format a number of bytes, such as "31.42 GiB"."""
+    """Format a number of bytes, as in "31.42 GiB"."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

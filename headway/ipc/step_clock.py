@@ -1,7 +1,7 @@
 """Time spent in each phase of this process's optimizer steps.
 
 Exactly one phase is active at any time; each part of the runtime switches the phase when it starts
-and finishes. The time between a batch and its backward pass is the forward pass.
+and finishes. The time between a batch and its backward pass counts as the forward pass.
 
 On a GPU with timing events, the phases measure execution time on the device, not the time to
 queue the work. A step is reported once the device has finished it.
@@ -48,7 +48,7 @@ class Event(Protocol):
 class Tally:
     """Timing of consecutive steps.
 
-    If several optimizers take steps with the same number, these count as one step.
+    Steps of several optimizers count as one step if they have the same number.
     """
 
     __slots__ = ("num_steps", "samples", "settled", "spent", "step")
@@ -186,7 +186,8 @@ class StepClock:
     def begin_exchange(self) -> None:
         """Record that this rank computed a gradient, which may be the last of the backward pass.
 
-        The time until the next call, or the end of the pass, counts as waiting for other ranks.
+        The time until the next call, or the end of the backward pass, counts as waiting for other
+        ranks.
         """
         self.phase = GRADIENTS
         self.enter(EXCHANGE)
@@ -206,7 +207,7 @@ class StepClock:
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps since the last call; None if no step has finished.
+        """Return the statistics of the steps since the last call; None if no step has finished.
 
         The first step, a warm-up, is excluded.
         """

@@ -164,7 +164,7 @@ class Lines:
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the completed lines without newlines; raise TooLong and discard a long line."""
+        """Yield completed lines without newlines; discard an overlong line and raise TooLong."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             line = b"".join([*self._parts, part])

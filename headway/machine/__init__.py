@@ -1,1 +1,1 @@
-"""Hardware detection without torch; each fact has its source. Any package may import it."""
+"""Hardware detection without importing torch. Any package may import this package."""

@@ -1,7 +1,7 @@
 """Detection of this machine.
 
 It neither imports torch nor creates a CUDA context. A launch detects only what planning needs; the
-full snapshot adds `Machine.host` and the use of each GPU.
+full snapshot adds `Machine.host` and each GPU's usage.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def detect_machine(
 ) -> Machine:
     """Return a snapshot of this machine, or of a recorded `source`.
 
-    `full` adds facts that planning does not need: `host` and the use of each GPU. `device` is the
-    requested device. Devices of other packages are detected for an unknown device name, and for
-    `auto` if no other device is found. torch is queried if a device is requested or a driver is
-    loaded, but no device was detected.
+    `full` adds facts that planning does not need: `host` and each GPU's usage. `device` is the
+    requested device. Devices that other packages add to torch are detected for an unknown device
+    name, and for `auto` if no other device is found. torch is queried if a device is requested or a
+    driver is loaded, but no device was detected.
     """
     source = source or Source()
     machine = Machine(
@@ -152,7 +152,7 @@ def _with_listed_gpus(
 
 
 def _with_torch(machine: Machine, source: Source) -> Machine:
-    """Add the installed torch from its version.py, without importing it."""
+    """Add the installed torch version, read from its version.py without importing torch."""
     if machine.torch is not None:
         return machine
     facts: dict[str, str] = {}

@@ -112,7 +112,7 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     if word == "idle":
         raise ValueError("the number of idle GPUs is missing: write idle:2")
     if not _is_number(text):
-        raise ValueError("not a count (2), a list (0,2 or 0-3), all or idle:2")
+        raise ValueError("not a count, such as 2, a list, such as 0,2 or 0-3, all or idle:2")
     if int(text) == 0:
         raise ValueError("selects no GPU: write `0,` for GPU 0, or --cpu for none")
     return DeviceSpec(first=int(text))
@@ -178,7 +178,7 @@ def _busy_reason(gpu: Gpu) -> str | None:
     if use is None or (use.memory_bytes is None and use.utilization_percent is None):
         return "its driver does not report its usage"
     if use.pids:
-        return f"used by process {', '.join(map(str, use.pids))}"
+        return f"used by process{'es' * (len(use.pids) > 1)} {', '.join(map(str, use.pids))}"
     if use.memory_bytes and use.memory_bytes > min(BUSY_BYTES, (gpu.memory_bytes or 2**40) // 8):
         return f"{use.memory_bytes / 2**30:.1f} GiB of its memory is in use"
     if (use.utilization_percent or 0) >= BUSY_PERCENT:

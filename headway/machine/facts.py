@@ -1,4 +1,4 @@
-"""The snapshot of a machine: each fact with its source, and each missing fact with its cause."""
+"""The snapshot of a machine: each fact with its source, and each missing fact with the reason."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class MigSlice(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A detected GPU, visible or hidden by a mask, with the facts that are known."""
+    """A detected GPU, visible or hidden by a mask, with its known properties."""
 
     name: str
     uuid: str = ""  # empty: unknown
@@ -87,7 +87,7 @@ class Gpu(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """The installed torch, from its version.py."""
+    """The installed torch version and build, read from torch's version.py."""
 
     version: str
     cuda: str | None = None  # CUDA version of the build
@@ -96,7 +96,7 @@ class Torch(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """Facts for diagnosis, not needed for planning; `reasons` has the source of each fact."""
+    """Facts for diagnosis, not needed for planning; `reasons` contains the source of each fact."""
 
     os: str
     kernel: str
@@ -172,7 +172,7 @@ class Machine(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether a mask hides all GPUs on purpose."""
+        """Whether a mask intentionally hides all GPUs."""
         if self.mask is None or not kind_of(self.gpu_kind).mask_is_ordered:
             return False
         return not _entries(self.mask.split(",")[0])  # "", -1, NoDevFiles

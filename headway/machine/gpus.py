@@ -69,7 +69,7 @@ def gpu_fixes(machine: Machine, device: str = "") -> list[str]:
     if machine.has_driver and machine.gpu_kind == CUDA.name:
         of_amd = ("rocm-smi", "--device /dev/kfd --device /dev/dri")
         tool, flags = of_amd if machine.is_rocm else (CUDA.tool, "--gpus all")
-        return [f"run `{tool}` to see why; reboot after an update; start a container with {flags}"]
+        return [f"run `{tool}` to see why; after an update, reboot; start a container with {flags}"]
     return []
 
 
@@ -83,7 +83,7 @@ def availability_fixes(gpu: Gpu) -> list[str]:
 
 
 def admin_fix(command: str) -> str:
-    """Return a fix with a command that affects all users of a device."""
+    """Return a fix for which an administrator must run a command, as it affects other users."""
     return f"ask the machine's administrator to run {command}"
 
 
@@ -148,7 +148,7 @@ class _NvidiaSmi:
         return [line for line in text.splitlines() if line.strip()], ""
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
-        """Return the rows that have `width` cells, and the error; without one, an odd line."""
+        """Return the rows with `width` cells, and the error or else a line of another width."""
         lines, error = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
         odd = [

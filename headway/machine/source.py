@@ -41,7 +41,7 @@ class Source:
             return []
 
     def architecture(self) -> str:
-        """Return the architecture of this Python; x86_64 for an Intel Python under Rosetta."""
+        """Return the architecture of this Python; x86_64 for an x86-64 build under Rosetta."""
         return os.uname().machine
 
     def usable_cores(self) -> int:
@@ -149,7 +149,8 @@ def count_oom_kills(root: str = "/") -> int:
 def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:
     """Yield the text of a file in each of this process's cgroups, and in each of their ancestors.
 
-    A missing file has an empty text. In a container, only the mount point's files may exist.
+    A missing file yields an empty string. In a container, possibly only the files at the mount
+    point exist.
     """
     for line in source.read("proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -1,1 +1,1 @@
-"""Settings: the table, layers and profiles that set values, and checks."""
+"""Settings: their table, the layers and profiles that set them, and their checks."""

@@ -79,7 +79,7 @@ def _read_host(word: str) -> Host:
     name = (match["bracketed"] or match["name"]) if match else ""
     # ssh parses a word that starts with a dash as an option
     if match is None or name.startswith("-") or not name.isprintable():
-        raise ValueError(f"{word!r} is not a host (a) or a host with a process count (a:2)")
+        raise ValueError(f"{word!r} is not HOST or HOST:PROCESSES, such as node1 or node1:2")
     if match["count"] is None:
         return Host(name)
     try:

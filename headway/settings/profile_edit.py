@@ -193,8 +193,8 @@ def write_profile(path: str, text: str) -> None:
         raise ConfigError(
             f"cannot write the profile: {error.strerror}",
             where=shown(target),
-            fix=f"check the permissions of the file, and that {shown(folder)} is a writable folder "
-            "on a disk with free space, or set XDG_CONFIG_HOME",
+            fix=f"make sure that the file and the folder {shown(folder)} are writable and that the "
+            "disk has free space, or set XDG_CONFIG_HOME",
             code=Code.UNWRITABLE,
         ) from None
 

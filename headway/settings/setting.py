@@ -238,7 +238,7 @@ class MachineCount(Count):
         try:
             found = Machines(self._checked(most.strip()), self._checked(least.strip()))
         except ValueError:
-            reason = "not a number of machines (4) or a range (2:4)"
+            reason = "not a number of machines, such as 4, or a range, such as 2:4"
             raise ValueError(reason) from None
         if found.least > found:
             raise ValueError("the range is descending")
@@ -270,7 +270,7 @@ def read_ranks(raw: Raw) -> tuple[int, ...] | None:
         first, dash, last = (word.strip() for word in part.partition("-"))
         ends = (first, last if dash else first)
         if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
-            raise ValueError(f"{part.strip()!r} is not a rank (3) or a range (0-3)")
+            raise ValueError(f"{part.strip()!r} is not a rank, such as 3, or a range, such as 0-3")
         if int(ends[0]) > int(ends[1]):
             raise ValueError(f"the range {part.strip()!r} is descending")
         ranks.update(range(int(ends[0]), int(ends[1]) + 1))

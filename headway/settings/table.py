@@ -1,4 +1,4 @@
-"""The declarations of all settings: type, default, choices, help.
+"""The declarations of all settings: type, default, choices and help.
 
 Flags, profile keys, variables, `--help` and messages are derived from them. The attributes of
 `Settings` are the table; an instance contains resolved values with their origins. The launch path
@@ -207,8 +207,8 @@ class Settings:
         needs_launcher=True,
     )
     restart_anyway = _switch(
-        "restart even if the previous failure repeats, which otherwise stops the run with exit "
-        "code 76",
+        "restart even if the same failure occurs twice in a row, instead of stopping the run with "
+        "exit code 76",
         applies_to="launcher",
     )
     restart_delay = Setting(
@@ -370,7 +370,7 @@ class Settings:
         return all(self.origin(name).is_user_set for name in names)
 
     def is_overridden(self, name: str, by: str) -> bool:
-        """Return whether `by` was set in a layer of higher precedence than `name`."""
+        """Return whether the layer that sets `by` has a higher precedence than that of `name`."""
         return Layer.DETECTED < self.origin(name).layer < self.origin(by).layer <= Layer.FLAG
 
 

@@ -23,7 +23,7 @@ CALL = "the script's Accelerator(log_with=...)"
 
 
 class LoggerType(str, Enum):
-    """The names accepted by `log_with`; each member equals its string.
+    """The names accepted by `log_with`; each member is equal to its string value.
 
     AIM, CLEARML, COMETML, DVCLIVE and SWANLAB are rejected, because Headway does not have adapters
     for these packages.

@@ -1,4 +1,4 @@
-"""The built-in tracker, which writes a file per run, with a line per call to `log`."""
+"""The built-in tracker, which writes one file per run, and one line for each call to `log`."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class JsonlTracker(GeneralTracker):
 
 
 def _create(folder: Path) -> IO[bytes]:
-    """Create the file of a new run; if a run has started within the same second, add a number."""
+    """Create the file of a new run; its name gets a number if a run started in the same second."""
     name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
     while True:
         extra = "" if number == 1 else f"-{number}"
@@ -166,7 +166,7 @@ def _create(folder: Path) -> IO[bytes]:
 
 
 def _appending(path: str, flags: int) -> int:
-    """Open a file so that processes never overwrite each other's lines."""
+    """Open a file for appending, so that processes never overwrite each other's lines."""
     return os.open(path, flags | os.O_APPEND, 0o666)
 
 

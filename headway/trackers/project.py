@@ -21,7 +21,7 @@ class ProjectConfiguration:
         logging_dir: the folder for the trackers' files; None uses `project_dir`.
         automatic_checkpoint_naming: if True, `save_state()` writes `checkpoints/checkpoint_0`,
             `checkpoint_1`, ..., and `load_state()` without a path loads the newest checkpoint.
-        total_limit: number of checkpoints to keep; a complete new one replaces the oldest.
+        total_limit: number of checkpoints to keep; a complete new checkpoint replaces the oldest.
         iteration: the number of the next checkpoint.
         save_on_each_node: unsupported, because all machines share one folder per checkpoint.
 

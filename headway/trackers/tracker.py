@@ -101,7 +101,7 @@ class GeneralTracker:
         """Start the run; called by `Accelerator.init_trackers`."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the run's hyperparameters; called if `Accelerator.init_trackers` gets a config."""
+        """Store the run's hyperparameters; called if a config is passed to `init_trackers`."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log `values` to the run.
@@ -149,7 +149,7 @@ class NoTracker(GeneralTracker):
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten `values`, joining nested names with "/", and convert numbers like `python_numbers`.
+    """Flatten `values`, joining nested names with "/"; convert numbers with `python_numbers`.
 
     {"train": {"loss": tensor(1.)}} becomes {"train/loss": 1.0}.
     """

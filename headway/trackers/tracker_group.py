@@ -22,15 +22,15 @@ from headway.trackers.project import ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker, NoTracker
 
 _RETRY_FACTOR = 10
-"""A failed tracker is skipped for this multiple of the duration of the failed call, so that an
+"""A failed tracker is skipped for this many times the duration of the failed call, so that an
 unreachable network costs at most a tenth of the training time."""
 
 
 class _Member:
     """A tracker of a run, and a record of its failures.
 
-    Until `log` has succeeded once, errors are raised, because they indicate a wrong setup. Later
-    errors, such as a full disk or a network failure, are logged, and training continues. The
+    Until `log` has succeeded once, errors are raised, because they indicate a misconfiguration.
+    Later errors, such as a full disk or a network failure, are logged, and training continues. The
     tracker is retried, and the number of missed calls is logged at the end.
     """
 

@@ -169,7 +169,7 @@ REFUSALS = {
     "no script": (["--cpu"], "no script given"),
     "a program that may not be executed": (
         ["--no-python", "./script.py"],
-        "that it is executable",
+        "exists and is executable",
     ),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),

@@ -75,7 +75,7 @@ BEFORE_RANKS = [
     (OSError(errno.EMFILE, "Too many open files"), 4, "the ranks cannot be started: Too many"),
     (RuntimeError("can't start new thread"), 4, "the ranks cannot be started: can't start"),
     (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
-    (SystemExit(143), 143, "stopped before its ranks"),
+    (SystemExit(143), 143, "stopped before the ranks"),
 ]
 
 

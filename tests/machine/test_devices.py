@@ -84,7 +84,7 @@ def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
 @pytest.mark.parametrize(
     ("gpu", "reason"),
     [
-        (EIGHT[0]._replace(use=GpuUse(0, 0, (17, 18))), "used by process 17, 18"),
+        (EIGHT[0]._replace(use=GpuUse(0, 0, (17, 18))), "used by processes 17, 18"),
         (EIGHT[0]._replace(use=GpuUse(5 * 2**30, 0, ())), "5.0 GiB of its memory is in use"),
         (EIGHT[0]._replace(use=GpuUse(0, 40, ())), "utilization is 40 %"),
         (EIGHT[0]._replace(use=None), "does not report its usage"),

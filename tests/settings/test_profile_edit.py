@@ -140,7 +140,7 @@ def test_a_read_only_profile_is_not_replaced() -> None:
     Path("default.yaml").chmod(0o444)
     with pytest.raises(ConfigError, match="cannot write the profile: Permission denied") as caught:
         write_profile("default.yaml", "device: mps\n")
-    assert "permissions" in caught.value.problems[0].fix
+    assert "writable" in caught.value.problems[0].fix
     assert "device: cpu" in Path("default.yaml").read_text()
 
 

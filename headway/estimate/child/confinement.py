@@ -2,8 +2,8 @@
 
 Files opened for writing and new folders are created at the same path below the scratch folder, and
 read from there afterwards. Removing or renaming files outside that folder is skipped with a note;
-changes to modes, owners and times are ignored. An audit hook denies other changes, processes and
-the network. Native code, which raises no audit events, is not confined.
+changes to modes, owners and times are ignored. An audit hook denies other changes, new processes
+and network access. Native code, which raises no audit events, is not confined.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # sqlite databases
 
 
 class Denied(PermissionError):
-    """Raised if a script would change something. Many scripts handle it, as it is an OSError."""
+    """Raised if a script would change something. It is an OSError, which many scripts handle."""
 
 
 class Confinement:

@@ -39,7 +39,7 @@ _MAKERS = {
 
 
 class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode that assumes unknown values and shapes if a training script needs them."""
+    """A FakeTensorMode that assumes the unknown values and shapes that a script needs."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -147,7 +147,7 @@ _LARGEST: dict[Any, Callable[..., Any]] = {
 
 
 class Values:
-    """Small real tensors for fake tensors, computed by the same operators.
+    """The values of small fake tensors, computed by applying the same operators to real tensors.
 
     A fake tensor has a value if all inputs of its operator have values. An in-place write of
     unknown values to a tensor discards the values of the tensor and of its views.

@@ -27,7 +27,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
-    """Set an existing attribute; raise AttributeError if torch has changed and removed it."""
+    """Set an existing attribute; raise AttributeError if a newer torch has removed it."""
     getattr(owner, name)
     setattr(owner, name, value)
 

@@ -78,7 +78,7 @@ def patch_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -> 
 
 
 def patch_tensor_reads(mode: ScriptMode) -> None:
-    """Patch functions that read all values of a tensor to return its known values, or ones."""
+    """Patch functions that read all values of a tensor; unknown values are read as ones."""
     random_permutation = torch.randperm
 
     def randperm(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def patch_data_ptr() -> None:
 
 
 def patch_resize(resized: Callable[[torch.UntypedStorage], None]) -> None:
-    """Report resized storages, because FSDP resizes storages without an operator."""
+    """Pass each resized storage to `resized`, because FSDP resizes storages without an operator."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> None:
@@ -295,7 +295,8 @@ def patch_ddp(classify: Callable[[torch.Tensor, str], None] | None) -> None:
     """Patch DistributedDataParallel to allocate its buckets without communication.
 
     Its C++ reducer does not support fake tensors. A real reducer copies all gradients to buckets
-    unless they are views of the buckets. `classify` is the ledger's, or None with other strategies.
+    unless they are views of the buckets. `classify` is the ledger's method, or None with other
+    strategies.
     """
 
     def init(self: Any, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -346,7 +347,7 @@ def shard(
     optimizers: Iterable[torch.optim.Optimizer],
     mesh: DeviceMesh,
 ) -> None:
-    """Shard a model's units over the ranks with torch's `fully_shard`.
+    """Shard a model's units across the ranks with torch's `fully_shard`.
 
     Optimizers are switched to the sharded parameters and keep their state.
     `_get_device_from_mesh`, which FSDP's modules import by name, is patched, because FSDP would

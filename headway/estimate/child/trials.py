@@ -227,7 +227,7 @@ class TrialRunner:
             self._finish_with_peak()
 
     def _on_alarm(self, _: int, __: FrameType | None) -> None:
-        """Write the current line for the server, which reports it."""
+        """Write the script's current line to a file, from which the server reports it."""
         with suppress(OSError), open(os.path.join(self._scratch, _PROGRESS), "w") as file:
             file.write(line_now())
 
