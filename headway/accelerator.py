@@ -1058,11 +1058,11 @@ class Accelerator(Process):
         for all samples of the epoch are gathered rank by rank.
 
         Args:
-            input_data: tensors with one row, or k rows, per sample of this rank's current batch or,
-                after the loop, one row per sample of the epoch; scalars; lists with one object per
-                row; or tuples, mappings and dataclasses of these. With `even_batches=False`, ranks
-                without a share of the last batch have left the loop, so that batch's results are
-                gathered from the remaining ranks, which always include rank 0.
+            input_data: tensors with one row, or k rows, per sample of this rank's current batch;
+                scalars; lists with one object per row; or tuples, mappings and dataclasses of
+                these. After the loop, pass one row per sample of the epoch. With
+                `even_batches=False`, ranks without a share of the last batch have left the loop, so
+                that batch's results are gathered from the remaining ranks, including rank 0.
             use_gather_object: also gather tensors and lists of tensors as objects.
 
         Returns:

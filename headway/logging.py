@@ -54,7 +54,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
 class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     """A logger adapter for multi-rank jobs.
 
-    With several ranks, messages that are not limited to rank 0 have the rank as a prefix.
+    With several ranks, messages that are not limited to rank 0 are prefixed with the rank.
 
     Args:
         logger: the wrapped logger.

@@ -1,1 +1,1 @@
-"""Checkpoints: saving them atomically, verifying, listing and pruning them, and resuming."""
+"""Saves checkpoints atomically, verifies, lists and prunes them, and resumes from them."""

@@ -41,7 +41,7 @@ FOLDER = "checkpoints"
 """Subfolder of a project for checkpoints that the script does not name."""
 
 NUMBERED, STEP = "checkpoint_", "step_"
-"""Prefixes of generated names. A number follows, which has eight digits for steps."""
+"""Prefixes of generated names, followed by a number. Step numbers have eight digits."""
 
 _DIGITS = {NUMBERED: 1, STEP: 8}
 LOCK = ".headway-lock"
@@ -161,7 +161,7 @@ def _rename(pending: Path, target: Path) -> None:
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
-    """Link or copy to `pending` the files in `target` that are not part of its checkpoint."""
+    """Keep files in `target` that its checkpoint does not list: link or copy them to `pending`."""
     if not target.is_dir() or target.is_symlink():
         return
     try:
@@ -216,7 +216,7 @@ def recover(target: Path) -> None:
         except CheckpointError as error:
             problem = error.problems[0]
     if problem and not complete:  # of the checkpoint to be replaced
-        fix = f"move {candidate} away to use earlier checkpoints, if any"
+        fix = f"move {candidate} elsewhere to use earlier checkpoints, if any"
         raise CheckpointError(problem.what, where=problem.where, fix=fix, code=problem.code)
     try:
         os.rename(max(complete)[1], target)

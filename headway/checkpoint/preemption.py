@@ -356,7 +356,7 @@ class Preemption:
     def _require_positions(self) -> None:
         if len(self._training.all_loaders) > len(self._training.loaders):
             raise UsageError(
-                "a loader of headway.compat cannot resume within an epoch",
+                "a headway.compat loader cannot resume within an epoch",
                 where="the script's resume()",
                 fix="use `from headway import Accelerator`; or call load_state() instead of"
                 " resume(), and skip_first_batches() in the interrupted epoch",
@@ -478,11 +478,12 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     if is_complete:
         return
     problem = error.problems[0]
-    what, fix = problem.what, f"move {path} away to start from the beginning"
+    what, fix = problem.what, f"move {path} elsewhere to start from the beginning"
     if not exists:
         what = "the checkpoint was removed while it was being loaded"
         fix = "run again while no other run saves or prunes checkpoints in this project folder"
     elif other is not None:
-        fix = f"use accelerator.resume(fall_back=True) to resume from {other}; or move {path} away"
+        fix = f"call accelerator.resume(fall_back=True) to resume from {other}, or move {path}"
+        fix += " elsewhere"
     code = problem.code if exists else Code.NOT_SHARED
     raise CheckpointError(what, where=problem.where, fix=fix, code=code) from None

@@ -160,7 +160,7 @@ class Accelerator(native.Accelerator):
 
     @property
     def flag_tensor(self) -> torch.Tensor:
-        """Whether this rank has called `set_trigger()`, as a tensor of shape [] with 0 or 1."""
+        """Whether this rank has called `set_trigger()`, as a scalar tensor: 1 or 0."""
         return torch.tensor(int(self.parts.steps.is_triggered), device=self.device)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:

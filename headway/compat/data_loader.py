@@ -47,7 +47,7 @@ class DataLoaderShard(TrainingLoader):
 
     With several ranks, the dataset or batch sampler must already be a shard. An epoch is counted
     when it is complete; an epoch of a loader from `skip_first_batches` is not counted for the
-    original loader. All other attributes are those of `base_dataloader`.
+    original loader. Other attributes are read from `base_dataloader`.
 
     With `use_stateful_dataloader`, `base_dataloader` is a StatefulDataLoader from torchdata. This
     loader then has the same methods, `isinstance` accepts it as a StatefulDataLoader, and

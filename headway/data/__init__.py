@@ -1,1 +1,1 @@
-"""Prepared data loaders: sharding and exact resume. Only the runtime imports this package."""
+"""Prepared data loaders, which are sharded and resume exactly; imported only by the runtime."""

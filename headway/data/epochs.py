@@ -42,7 +42,6 @@ class LoaderIteration:
 
     @property
     def next_epoch(self) -> StartPosition:
-        """The start position of the next epoch."""
         owner, start = self.owner, self.start
         first = owner.draws.first if start.is_new else start.first
         given = min(start.taken.batches + self.rounds * owner.num_batches, len(self.sums))
@@ -101,7 +100,6 @@ class Epochs:
             self.next_start = StartPosition(number)
 
     def resume(self, start: StartPosition, position: dict[str, Any]) -> None:
-        """Restore the saved position."""
         self.next_start, self._samples = start, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
         self.leads, self.over = position["leads"], [*position["over"]]

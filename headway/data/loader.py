@@ -79,8 +79,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     Epochs are counted from 0, or from the last number passed to `set_epoch()` of the prepared
     loader.
 
-    All other attributes (`dataset`, `batch_size`, `sampler`, ...) are those of the script's loader,
-    and cannot be set on the prepared loader.
+    All other attributes (`dataset`, `batch_size`, `sampler`, ...) are read from the script's
+    loader, and cannot be set on the prepared loader.
 
     Attributes:
         end_of_dataloader: whether the latest iteration has reached its last batch.

@@ -101,7 +101,6 @@ class PendingCheckpoint:
             self.again()
 
     def save(self) -> None:
-        """Save the checkpoint if it is due."""
         action, self.action = self.action, None
         if action is not None:
             action()
@@ -129,7 +128,7 @@ class LoaderSet:
     # ------------------------------------------------------------------ iterations
 
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> LoaderIteration:
-        """Start an iteration at the loader's position, or a nested one at the start of the epoch.
+        """Start an iteration at the loader's position or, if nested, at the start of the epoch.
 
         Until the first training step, each iteration also restores the saved generator states.
         """

@@ -1,1 +1,1 @@
-"""Hooks for training libraries, so that they stop, save and resume under the launcher."""
+"""Hooks that make training libraries stop, save and resume under the launcher."""

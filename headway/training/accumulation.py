@@ -145,7 +145,7 @@ class Accumulation:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients are waiting for an optimizer step, even without `accumulate()`."""
+        """Whether gradients await an optimizer step, even without `accumulate()`."""
         return self.is_open or self.num_backward > 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _for_each(gather: Any, part: Any) -> Any:
 
 def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
     samples, _ = loop.batch.of_rank(*rank_and_size())
-    had = f"{samples} samples" if samples else "another number of samples"
+    had = f"{samples} samples" if samples else "a different number of samples"
     return UsageError(
         f"gather_for_metrics() got {what}, but this rank's last batch has {had}",
         where=CALL,

@@ -16,7 +16,7 @@ from headway.state import AcceleratorState, GradientState
 from headway.training.accumulation import Accumulation
 
 Groups = Sequence[Mapping[str, Any]]
-"""Names and values of each parameter group, or of a scheduler and its inner schedulers."""
+"""Hyperparameters of each parameter group, or of a scheduler and its inner schedulers."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or derived from the optimizer's
@@ -27,7 +27,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
     """Wraps the script's optimizer, and steps only when gradients are due.
 
     While gradients accumulate, `step()` and `zero_grad()` do nothing. All other attributes are
-    those of the wrapped optimizer, `.optimizer`.
+    forwarded to the wrapped optimizer, `.optimizer`.
 
     An optimizer created without `prepare` uses the process's `GradientState` and fp32, and rejects
     a scaler. `device_placement` has no effect: optimizer state is on the device of the weights.

@@ -100,7 +100,7 @@ class Preparer:
             if not isinstance(obj, (str, torch.Tensor)):
                 log_once(
                     f"note: prepare() returned a {type(obj).__name__} unchanged: each of the"
-                    f" {ranks.world_size} ranks has all of it; fix: pass objects to prepare()"
+                    f" {ranks.world_size} ranks has a full copy; fix: pass objects to prepare()"
                     " individually, and wrap data in a torch.utils.data.DataLoader"
                 )
 

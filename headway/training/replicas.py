@@ -28,7 +28,7 @@ _FIX_RATE = (
 )
 _FIX_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
 _FIX_WEIGHTS = (
-    "prepare model and optimizer; call the prepared model itself, not"
+    "prepare the model and its optimizer; call the prepared model itself, not"
     " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
     " each forward pass, with the sum of its losses; replace layers before prepare(); make the"
     " same manual weight changes on all ranks. If weights should differ, pass"

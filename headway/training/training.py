@@ -99,7 +99,6 @@ class Training:
 
     @property
     def inner_models(self) -> list[torch.nn.Module]:
-        """The unwrapped models."""
         return [extract_model_from_parallel(m, keep_torch_compile=False) for m in self.models]
 
     def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
@@ -129,7 +128,6 @@ class Training:
         return [prepared for _, prepared in self.prepared if isinstance(prepared, kind)]
 
     def set_accumulation_steps(self, steps: int) -> None:
-        """Set the number of micro-batches per optimizer step."""
         check_range("gradient_accumulation_steps", 1, steps=steps)
         if self.global_batch_size is not None and steps != self.accumulation.steps:
             raise UsageError(

@@ -189,7 +189,7 @@ def test_a_save_that_was_cut_off_and_cannot_be_read_is_named(tmp_path: Path) -> 
     old = (tmp_path / "checkpoints" / "a").rename(tmp_path / "checkpoints" / ".old-a-0123abcd")
     with broken(old, errno.EIO), pytest.raises(CheckpointError) as caught:
         folders.candidates(tmp_path)
-    assert f"move {old} away" in caught.value.problems[0].fix
+    assert f"move {old} elsewhere" in caught.value.problems[0].fix
 
 
 def test_no_other_place_takes_an_error_for_an_absence(
