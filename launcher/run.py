@@ -99,7 +99,7 @@ def exit_on_stop_signals(starter: Starter, recorder: Recorder | None = None) -> 
 
 
 def _serve_run_socket(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
-    """Answer `headway top` and `headway stack`, unless the socket cannot be created."""
+    """Answer requests from `headway top` and `headway stack` if a socket can be created."""
     from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 
     settings = plan.settings

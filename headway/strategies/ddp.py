@@ -247,7 +247,7 @@ def time_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
 
 class _LastGradient:
-    """Finds the parameters whose gradients are ready last; in some steps, hooks record this."""
+    """Finds the parameters whose gradients are ready last, using hooks in some of the steps."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         self._trained = [p for p in model.module.parameters() if p.requires_grad]

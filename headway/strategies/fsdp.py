@@ -44,7 +44,7 @@ PREPARE = "the script's prepare(...)"
 
 
 class FSDP(Strategy):
-    """Shards parameters, gradients and optimizer states, and all-gathers units as they are used.
+    """Shards parameters, gradients and optimizer states, and gathers each unit while it is used.
 
     Every rank reads its own part of each batch. Gradients are reduce-scattered in each backward
     pass, so accumulated gradients are sharded as well.
@@ -341,7 +341,7 @@ def _call_gathered(
 ) -> Any:
     """Call a method, and keep the model's gathered weights until the method returns.
 
-    torch's own wrapper frees them after each inner `forward()`, although the method needs them.
+    torch's own wrapper frees them after each inner `forward()`, but the method still needs them.
     """
     _allocate_buffers(units)
     model.set_reshard_after_forward(False, recurse=False)

@@ -115,7 +115,7 @@ WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
 """Clusters that collect the output of all machines of a run."""
 
 _COMPARED = ("num_machines", "machine_rank")
-"""Settings on which clusters must agree. Addresses may differ, as a host can have several names."""
+"""Settings that must be equal in all clusters. Addresses may differ: a host can have many names."""
 
 
 def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:

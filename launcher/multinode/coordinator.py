@@ -384,7 +384,7 @@ class Coordinator:
         self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Restart or end the run after a failure, once the cause is clear enough."""
+        """Restart or end the run after a failure, once the reports on its cause have arrived."""
         assert self._failure_at is not None
         failures = [m.failure for m in self.machines.values() if m.failure is not None]
         if not failures:

@@ -17,7 +17,7 @@ from headway.launcher.multinode.network import CHECK_EVERY_S, plain_address
 
 
 class HubClient:
-    """A connection to the hub, which a thread serves; `progress` describes this machine's ranks."""
+    """A connection to the hub, served by a thread; `progress` describes this machine's ranks."""
 
     def __init__(
         self, link: socket.socket, key: bytes, machine_timeout_s: float, progress: Callable[[], str]

@@ -1,6 +1,7 @@
 """Compares the machines' versions, scripts and settings before ranks start; reads the run's key.
 
-Pure, except that it reads the script. The key in the environment authenticates the machines.
+This module does no I/O, except that it reads the script. The key in the environment authenticates
+the machines.
 """
 
 from __future__ import annotations

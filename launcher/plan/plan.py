@@ -97,12 +97,14 @@ def summary(plan: LaunchPlan) -> str:
     threads = counted(settings.threads_per_process, "thread", "threads")
     parts.append(threads + each + of("threads_per_process"))
     if plan.supervised is not None and settings.debug_rank is not None:
-        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice stops the run)")
+        parts.append(
+            f"rank {settings.debug_rank} has the terminal (press Ctrl-C twice to stop the run)"
+        )
     return f"{shown(plan.program.name)}: {', '.join(parts)}"
 
 
 def _variable_of(settings: Settings, name: str) -> str:
-    """Return the other program's variable that set a value, in parentheses; empty if none did."""
+    """Return the variable of another program that set a value, in parentheses, if there is one."""
     variable = settings.origin(name).variable
     return f" ({variable})" if variable and not variable.startswith(VARIABLE_PREFIX) else ""
 

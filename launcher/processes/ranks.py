@@ -205,7 +205,7 @@ class RankProcesses(PContext):
         return None
 
     def _find_overdue(self) -> list[int]:
-        """Return failed ranks that outlived the grace period; none if a rank is being debugged."""
+        """Return failed ranks that outlived the grace period; empty if a rank is being debugged."""
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
@@ -291,7 +291,7 @@ class RankProcesses(PContext):
         grace_s = round(shutdown.ends_at - shutdown.began_at, 1)
         will_save = shutdown.will_save and shutdown.failed_at == float("inf")
         verb = "save and stop" if will_save else "stop"
-        again = "; Ctrl-C again kills them now" if shutdown.number == signal.SIGINT else ""
+        again = "; press Ctrl-C again to kill them now" if shutdown.number == signal.SIGINT else ""
         return f"{self._named(self._alive())} to {verb}, up to {grace_s:g} s{again}"
 
     @property

@@ -42,9 +42,9 @@ class RepeatDetector:
         self._keep(site)
         if site is None or site != before or self._restarts_anyway:
             return ""
-        kept = f" of an earlier launch, stored in {self._path}," if is_earlier else ""
-        again = f"as in the previous failure{kept} with no new step in between"
-        return f"{site.kind} at {site.frame} after step {site.step} {again}"
+        kept = f" of an earlier launch, stored in {self._path}" if is_earlier else ""
+        again = f"as in the previous failure{kept}, with no new step in between"
+        return f"{site.kind} at {site.frame} after step {site.step}, {again}"
 
     def note_success(self, step: int, *, is_success: bool = False) -> None:
         """Remove the stored failure if the run succeeded or has passed the step of that failure."""

@@ -115,9 +115,9 @@ def _warm_up() -> None:
 def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
     """Fork, and return in the child; this process becomes its guardian.
 
-    The guardian exits with the child's exit code. If processes cannot adopt orphans here, there is
-    no fork. The other end of `launcher` closes when the launcher exits or stops the child. The
-    child then gives other processes `grace_s` seconds to exit.
+    The guardian exits with the child's exit code. If processes cannot adopt orphans here, this
+    function does nothing. The other end of `launcher` closes when the launcher exits or stops the
+    child. The child then gives other processes `grace_s` seconds to exit.
     """
     if not adopt_orphans():
         return

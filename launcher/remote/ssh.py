@@ -106,7 +106,7 @@ class _Run:
         within_s = self._stops_within_s()
         for machine in self.machines:
             machine.close_input(within_s)
-        text = f"to close the connection, at most {within_s:.0f} s; Ctrl-C closes it now"
+        text = f"to close the connection, at most {within_s:.0f} s; press Ctrl-C to close it now"
         async with self._waiting_notice(lambda machine: machine.is_open, text):
             await asyncio.gather(*(machine.wait_closed() for machine in self.machines))
 

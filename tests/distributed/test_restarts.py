@@ -165,8 +165,8 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one
     assert re.search("^error: .{,80}; repeated failure$", done.stderr, re.MULTILINE)
     *_, cause = (line for line in done.stderr.splitlines() if "exit code 76" in line)
     assert cause.startswith("  exit code 76, not the rank's own 1: ValueError at ")
-    end = "as in the previous failure with no new step in between; 1 of 2 restarts used"
-    assert cause.endswith(f"after step 5 {end}")
+    end = "as in the previous failure, with no new step in between; 1 of 2 restarts used"
+    assert cause.endswith(f"after step 5, {end}")
     assert restarts(find(None)) == [
         "1 of 2 restarts used",
         "rank 1 of 2 failed with ValueError at step 5",

@@ -331,7 +331,7 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_le
     run.sent()
     run.take(2, failed()._replace(site=site))
     said = [message.repeats for _, message in run.sent() if isinstance(message, Failed)]
-    assert said[0].startswith("ValueError at train.py:7 in f after step 20 as in the ")
+    assert said[0].startswith("ValueError at train.py:7 in f after step 20, as in the ")
     assert said[0] == said[1]
 
 

@@ -131,8 +131,8 @@ def test_a_failure_is_repeated_if_the_one_before_it_was_the_same_without_a_new_s
 
 def test_without_a_project_only_the_failures_of_one_launch_are_compared() -> None:
     launch = RepeatDetector(str)
-    again = "as in the previous failure with no new step in between"
-    said = f"ValueError at /work/train.py:7 in <module> after step 20 {again}"
+    again = "as in the previous failure, with no new step in between"
+    said = f"ValueError at /work/train.py:7 in <module> after step 20, {again}"
     assert [d.check(SITE) for d in (launch, launch, RepeatDetector(str))] == ["", said, ""]
 
 
