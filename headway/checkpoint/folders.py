@@ -336,7 +336,7 @@ def candidates(project: Path) -> list[Candidate]:
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, which may be damaged; None if there is none."""
+    """Return the newest checkpoint in a folder, even if it is damaged; None if there is none."""
     _finish_commits(folder)
     return next((candidate.path for candidate in reversed(candidates_in(folder))), None)
 

@@ -378,7 +378,7 @@ class Preemption:
 
 
 def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:
-    """Log a note if a resumed run finishes successfully without an optimizer step."""
+    """Log a note if a resumed run finishes successfully without taking an optimizer step."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
     if progress.num_trained == num_trained and not has_failed:
         log(f"note: nothing was left to train: no optimizer has stepped since resuming from {path}")

@@ -44,7 +44,7 @@ class Generators:
         return [_state(rng) for rng in self.all]
 
     def restore(self, states: Iterable[Any]) -> None:
-        """Restore the generators from `states`, which have the same order."""
+        """Restore the generators from states in the order that `states()` returns."""
         for rng, state in zip(self.all, states, strict=False):
             _set_state(rng, state)
 

@@ -148,7 +148,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         vars(self)["end_of_dataloader"] = False
 
     def _draws(self, seed: int | None, number: int) -> Draws:
-        """Return the loader's random draws; if there is a seed, mix in the loader's number."""
+        """Return the loader's `Draws`; a seed is combined with the loader's number."""
         loader, config, division = self._proxied, self._config, self._division
         if config.use_seedable_sampler and self._is_map:
             seed = config.data_seed

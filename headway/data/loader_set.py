@@ -61,7 +61,7 @@ class PendingCheckpoint:
         return True
 
     def update_leader(self) -> None:
-        """Choose the leading loop: over the same loader as before, or else first in `requests`."""
+        """Choose the leading loop, preferably one over the same loader as before."""
         requesting = [each for each in self.requests.values() if each.rounds and not each.is_over]
         self.requests.clear()
         if not requesting:

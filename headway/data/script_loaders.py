@@ -40,7 +40,7 @@ class SkipBatchSampler(AttributeProxy, BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """The number of batches including the skipped batches."""
+        """The number of batches, including the skipped ones."""
         return len(self.batch_sampler)
 
 
@@ -117,7 +117,7 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with this rank's shards of its stream; unchanged if that is not split.
+    """Return `loader` with only this rank's shards, or unchanged if its stream is not split.
 
     A stream with `num_shards` and `shard(num_shards=, index=)`, such as a stream of Hugging Face's
     `datasets`, is split if `num_shards` is divisible by the number of ranks, or `split` is True.

@@ -180,7 +180,7 @@ _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
     """Return whether all weights are in prepared models.
 
-    With None, return whether any model is prepared.
+    If `weights` is None, return whether any model is prepared.
     """
     known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
     return bool(known) if weights is None else all(id(weight) in known for weight in weights)
