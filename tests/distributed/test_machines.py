@@ -277,7 +277,7 @@ def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody answers
         process = machine(1, silent.getsockname()[1])
-        wait_for_lines(process, "a program listens there but has not answered yet")
+        wait_for_lines(process, "a program is listening there, but has not answered yet")
         process.send_signal(number)
         process.communicate(timeout=120)
     assert process.returncode == 128 + number

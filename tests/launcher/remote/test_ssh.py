@@ -102,7 +102,7 @@ def test_a_lost_connection_is_to_blame_not_the_launches_that_were_stopped_for_it
     assert code == LaunchError.exit_code
     errors = capsys.readouterr().err
     assert "error: the connection to b was lost" in errors
-    assert "stops its launch when the network is back" in errors  # it may still train
+    assert "stops its launch when the connection is back" in errors  # it may still train
 
 
 def test_an_agent_that_only_shows_that_it_is_there_has_not_ended(run: Launch) -> None:
