@@ -286,7 +286,7 @@ def machine_from_flags(
     """Return the recorded or detected machine to plan for, and its environment variables.
 
     A recorded machine has only the variables that affect training. If no flag sets the device, the
-    device that `layers` set is detected. Raises ConfigError for an invalid recording.
+    device set in `layers` is detected. Raises ConfigError for an invalid recording.
     """
     if parsed.machine is None:
         named = [str(layer["device"].raw) for layer in layers if "device" in layer]

@@ -154,7 +154,7 @@ def watch(word: str | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[list[int]]:
-    """Yield a list of the unbuffered terminal's descriptor, or an empty list without a terminal."""
+    """Yield a list that contains the terminal's descriptor; empty if stdin is not a terminal."""
     import termios
     import tty
 

@@ -1,4 +1,4 @@
-"""The current rank: its index, code for some ranks only, progress bars, environment variables."""
+"""The current rank, code that runs on some ranks only, progress bars and environment variables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Process:
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that other ranks enter after rank 0 has left it, even if with an error.
+        """Return a context that the other ranks enter once rank 0 has left it, even with an error.
 
         Examples:
             >>> with accelerator.main_process_first():

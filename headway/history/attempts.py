@@ -78,7 +78,7 @@ class Attempts:
 
 
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
-    """Return the parts of a run's wall time as fractions that sum to 1; None without any step.
+    """Return the fractions of a run's wall time by activity; None if no step was reported.
 
     Between an attempt's last report and its failure, at most a step or a second counts as training.
     """

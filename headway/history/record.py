@@ -80,7 +80,7 @@ class RunRecord(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """Parts of the wall time as fractions that sum to 1; None if unknown."""
+        """Fractions of the wall time by activity; None if unknown."""
         return shares(self.attempts, self.end.time) if self.end is not None else None
 
     @property
@@ -130,7 +130,6 @@ class FigureSeries:
 
 
 def _merged(rows: Sequence[Figures]) -> Figures:
-    """Merge consecutive rows."""
     last = rows[-1]
     devices = [row.device_bytes for row in rows if row.device_bytes is not None]
     losses = [row.loss for row in rows if row.loss is not None]
@@ -214,7 +213,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
 
 
 def decode(text: bytes) -> RunRecord:
-    """Parse a record; a ValueError's message continues "the record ...", as in "is damaged"."""
+    """Parse a record; raise ValueError with a predicate as its message, such as "is damaged"."""
     found = None
     try:
         fields = json.loads(text)

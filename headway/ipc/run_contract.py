@@ -29,7 +29,7 @@ VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """Values of `resume` for the newest checkpoint: required, or optional."""
 DEVICES = (*sorted((*KINDS, "gpu")),)
-"""Values of `device`, besides `auto` and other packages' devices; `gpu` is this machine's kind."""
+"""Values of `device`, besides `auto` and other packages' devices; `gpu` means cuda, xpu or mps."""
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # for get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`

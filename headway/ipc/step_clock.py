@@ -237,7 +237,6 @@ class StepClock:
         )
 
     def _begin_tally(self) -> Tally:
-        """Start a new tally and return the old one."""
         tally, self.tally = self.tally, Tally(self.tally.step)
         self.spent = self.tally.spent
         return tally

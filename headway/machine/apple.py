@@ -9,7 +9,7 @@ from headway.machine.facts import Machine
 from headway.machine.source import Source
 
 OLDEST_MACOS = "14.0"
-"""Minimum macOS for MPS in all supported torch versions. Source: pytorch pull request 163515."""
+"""Minimum macOS for MPS in every supported torch version. Source: pytorch pull request 163515."""
 
 SYSCTL = (
     *("kern.osproductversion", "hw.optional.arm64", "sysctl.proc_translated"),

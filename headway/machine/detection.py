@@ -85,7 +85,7 @@ def _with_driver(
 ) -> Machine:
     """Add the GPUs of loaded drivers, if torch supports them.
 
-    For a CPU launch, only check whether a driver is loaded, because the driver's tool may hang.
+    For a CPU launch, check only whether a driver is loaded, because the driver's tool may hang.
     """
     devices = source.names_in("dev")
     libraries = source.names_in("usr/lib/wsl/lib") if "dxg" in devices else []

@@ -83,7 +83,7 @@ def availability_fixes(gpu: Gpu) -> list[str]:
 
 
 def admin_fix(command: str) -> str:
-    """Return a fix for which an administrator must run a command, as it affects other users."""
+    """Return a fix that asks an administrator to run a command that affects other users."""
     return f"ask the machine's administrator to run {command}"
 
 
@@ -148,7 +148,7 @@ class _NvidiaSmi:
         return [line for line in text.splitlines() if line.strip()], ""
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
-        """Return the rows with `width` cells, and the error or else a line of another width."""
+        """Return the rows with `width` cells, and nvidia-smi's error or the first invalid line."""
         lines, error = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
         odd = [
