@@ -425,8 +425,8 @@ class Accelerator(Process):
         """Start a micro-batch, and return a context for its forward and backward pass.
 
         An optimizer step of `models` is complete after n = `gradient_accumulation_steps`
-        micro-batches, or at a loader's last one. By default, `models` are all prepared models. The
-        last step of an epoch may have fewer micro-batches; each of them still has weight 1/n.
+        micro-batches, or at the last micro-batch of a loader. By default, `models` are all prepared
+        models. The last step of an epoch may have fewer micro-batches; each still has weight 1/n.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -559,7 +559,7 @@ class Accelerator(Process):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are synchronized and optimizers step in this micro-batch.
+        """Whether this micro-batch synchronizes gradients and steps the optimizers.
 
         Scripts that implement their own accumulation may set this property.
         """
@@ -910,7 +910,7 @@ class Accelerator(Process):
                 on every call, even between micro-batches. "auto" saves at Young's interval,
                 sqrt(2 * median duration of the last 3 saves * mean time between failures); until
                 the first failure of this training run, the mean is taken to be 6 hours. The first
-                save is then immediate, and its duration is measured.
+                save with "auto" is immediate, to measure its duration.
             allow_pickle: as in `save_state`.
             wait: with False, a thread writes while training continues, as in `save_state`. If the
                 job must stop, `checkpoint` waits anyway.
@@ -1061,8 +1061,8 @@ class Accelerator(Process):
             input_data: tensors with one row, or k rows, per sample of this rank's current batch;
                 scalars; lists with one object per row; or tuples, mappings and dataclasses of
                 these. After the loop, pass one row per sample of the epoch. With
-                `even_batches=False`, ranks without a share of the last batch have left the loop, so
-                that batch's results are gathered from the remaining ranks, including rank 0.
+                `even_batches=False`, ranks without a share of the last batch have left the loop.
+                Its results are gathered from the remaining ranks, which include rank 0.
             use_gather_object: also gather tensors and lists of tensors as objects.
 
         Returns:

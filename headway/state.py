@@ -283,7 +283,7 @@ class GradientState:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are synchronized and optimizers step in this micro-batch."""
+        """Whether this micro-batch synchronizes gradients and steps the optimizers."""
         return self.accumulation.sync_gradients
 
     @sync_gradients.setter

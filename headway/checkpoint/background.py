@@ -149,7 +149,7 @@ class Background:
 
 
 def fail_at_exit(error: Exception) -> None:
-    """Exit with the error's code from an exit handler, in which Python ignores raised errors."""
+    """Exit with the error's code; called in exit handlers, where Python ignores raised errors."""
     if isinstance(error, HeadwayError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _exit_with(error.exit_code)
@@ -186,7 +186,7 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _exit_with(code: int) -> None:
-    """Exit with a code from an exit handler, after running the other handlers.
+    """Exit with the given code when called from an exit handler, after running the other handlers.
 
     Python ignores SystemExit in exit handlers. This relies on a private function of atexit that
     multiprocessing also uses. Handlers registered after the calling handler run twice.

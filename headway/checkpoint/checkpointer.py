@@ -75,7 +75,7 @@ class Checkpointer:
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
-        """Save a checkpoint and return its path; its folder appears once all files are written."""
+        """Save a checkpoint and return its folder, which appears once all files are written."""
         target = self._next_folder(output_dir)
         project = self.project
         name = NUMBERED if project.automatic_checkpoint_naming else None
@@ -149,13 +149,13 @@ class Checkpointer:
         self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
-        """Save a due checkpoint, if any, and wait until the latest checkpoint is written."""
+        """Save a checkpoint if one is due, and wait until the latest checkpoint is written."""
         self.training.run.checkpoint.save()
         if self._background is not None:
             self._background.wait()
 
     def save_due_at_exit(self) -> None:
-        """Unless the script has failed, save a due checkpoint and wait until it is written."""
+        """Unless the script has failed, save a checkpoint if one is due; wait for the write."""
         if getattr(sys, "last_type", None) is None:
             try:
                 self.training.run.checkpoint.save()
@@ -167,7 +167,7 @@ class Checkpointer:
                 self._background.end()
 
     def close(self) -> None:
-        """Save a due checkpoint, wait for the write on this rank only, and unlock the project.
+        """Save a checkpoint if one is due, wait for this rank's write, and unlock the project.
 
         Raises:
             CheckpointError: this rank could not save the checkpoint.
@@ -207,7 +207,7 @@ class Checkpointer:
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save rank 0's state of these objects in each checkpoint, and restore it on all ranks."""
+        """Save these objects' state on rank 0 in each checkpoint, and restore it on all ranks."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)

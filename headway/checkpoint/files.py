@@ -88,7 +88,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
 
 def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict that safetensors can write, with contiguous tensors in separate memory.
+    """Return a state dict that safetensors can write: contiguous tensors that share no memory.
 
     If a tensor has several names (tied weights), only the first name is kept, and a warning lists
     the other names. Tensors that share memory in other ways are copied.
@@ -168,8 +168,8 @@ def save_weights(
     """Save a state dict to a single file, or to several files with an index; see `save_model`.
 
     If tensors are sharded, every rank must call this, but only the rank with `writes=True` writes.
-    The tensors of at most one file are gathered at a time. `read_full` gathers a tensor, and is
-    called in the same order on every rank.
+    Tensors are gathered one file at a time. `read_full` gathers a tensor, and is called in the same
+    order on every rank.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)

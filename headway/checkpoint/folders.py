@@ -4,7 +4,7 @@ A checkpoint is committed when its folder is renamed to the final name. Names th
 are temporary: `.tmp-NAME-NONCE` is being written, `.trash-NONCE` is being removed, and
 `.old-NAME-NONCE` is the previous checkpoint of the same name on a file system that cannot exchange
 two folders. The checkpoints of a project are in its folder and in the subfolder `checkpoints`. A
-run locks the project's `.headway-lock`, so that it detects other runs that save there.
+run locks the project's `.headway-lock`, to detect other runs that save to the same project.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _rename(pending: Path, target: Path) -> None:
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
-    """Keep files in `target` that its checkpoint does not list: link or copy them to `pending`."""
+    """Link or copy to `pending` the files in `target` that its checkpoint does not list."""
     if not target.is_dir() or target.is_symlink():
         return
     try:
@@ -177,7 +177,7 @@ def keep_unlisted(target: Path, pending: Path) -> None:
                 _link_or_copy(target / path, kept)
     except OSError as error:
         raise CheckpointError(
-            f"cannot keep a file in the checkpoint's folder: {error.strerror}",
+            f"cannot preserve an existing file in the checkpoint's folder: {error.strerror}",
             where=str(error.filename or target),
             fix="save to another folder",
             code=Code.UNWRITABLE,
@@ -291,7 +291,7 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_saved_at(folder: Path) -> float:
-    """Return the current time, or a later time than all manifests' if the clock was set back."""
+    """Return the current time or, if the clock was set back, a time later than all manifests'."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
@@ -453,7 +453,7 @@ def remove_leftovers(project: Path) -> None:
 
 
 class SaveStatus(str, Enum):
-    """The state of a checkpoint judged by its manifest and file sizes; checksums are not verified.
+    """A checkpoint's state, read from its manifest and file sizes; checksums are not verified.
 
     INCOMPLETE: files are missing or have the wrong size, or the save has not finished. UNREADABLE:
     the manifest or a file cannot be read; `headway checkpoint verify` reports the reason.

@@ -97,7 +97,7 @@ def reading_state(folder: Path) -> Iterator[None]:
 
 
 class SavedWeights(NamedTuple):
-    """A model's weights in a checkpoint: its tensors by name, and the names of other entries."""
+    """A model's saved state dict: the tensors by name, and the names of all other entries."""
 
     tensors: dict[str, torch.Tensor]
     others: list[str]

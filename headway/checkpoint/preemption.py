@@ -120,7 +120,7 @@ class Preemption:
         self._optimizers: Any = (_NoOptimizerYet,)
         self._resumed_with: int | None = None  # number of objects prepared before `resume`
         self._exit_code: int | None = None  # set once this process is exiting
-        self._at_end: Callable[[], object] = bool  # exit hook that saves a due checkpoint
+        self._at_end: Callable[[], object] = bool  # exit hook that saves if a save is due
         self._report: Callable[[], object] = bool  # exit hook of a resumed run
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
@@ -393,7 +393,7 @@ def _describe_start(run: ResumedRun, project: Path) -> str:
 def _select_checkpoint(
     settings: EffectiveSettings, project: Path, fall_back: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to resume from (None to start from the beginning), and lines to log.
+    """Return the checkpoint to resume from (None for a fresh start), and the lines to log.
 
     With `fall_back`, damaged checkpoints are skipped, and a line reports each of them.
     """

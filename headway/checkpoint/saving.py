@@ -46,7 +46,7 @@ _RANK_FILE = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 class Contents(NamedTuple):
     """The contents of a checkpoint: values and tensors in lists, tuples and dicts.
 
-    `shared` is the same on all ranks, except that each rank has its shard of each DTensor.
+    `shared` is the same on all ranks, except that each rank holds only its shard of each DTensor.
     """
 
     shared: Mapping[str, Any]
@@ -86,7 +86,7 @@ def prepare_checkpoint(
 ) -> Prepared:
     """Prepare a checkpoint that references the live tensors; every rank must call this.
 
-    Files at `target` that are not part of a checkpoint, such as the script's own files, are kept.
+    Files in `target` that are not part of a checkpoint, such as the script's own files, are kept.
 
     Every rank calls `state` with the temporary folder, to which `state` may add files. Rank 0 calls
     `then` once the checkpoint is complete.

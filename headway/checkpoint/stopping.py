@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 
 class StopRequest(IntEnum):
-    """A reason to stop the job; if there are several requests, the greatest applies."""
+    """A reason to stop the job; if there are several, the one with the highest value applies."""
 
     NONE = 0
     TIME_LIMIT = 1
@@ -131,7 +131,7 @@ def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
 
 
 class Agreement:
-    """All ranks agree on stop requests every few steps or calls (units); rank 0 sets how many."""
+    """Makes all ranks agree on stop requests every few units, which are steps or calls."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -202,7 +202,7 @@ class SavedTensors:
         """Load tensors with the shape, dtype and placements of `wanted`; a collective call.
 
         Plain tensors are loaded on the CPU. If the folder is damaged, all ranks raise an
-        error; if one of this rank's tensors does not match, only this rank does.
+        error; if one of this rank's tensors does not match, only this rank raises it.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.meta_tensors.get(name), self._folder)

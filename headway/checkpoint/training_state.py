@@ -221,7 +221,7 @@ class _Objects(_Part):
             pass
 
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
-        """Report the script's hyperparameters that were replaced; keep `before` for later saves."""
+        """Report the hyperparameters that the checkpoint replaced; later saves include `before`."""
         for line in override_notes(one.hyperparameters, before, loaded, self.setter_code):
             self._training.run.report(line)
         one.hyperparameters = before
@@ -517,7 +517,7 @@ class RankState(_Part):
             training.strategy.set_broadcast_buffers(prepared, broadcasts_next)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
-        """Return each model's buffers, and whether its next forward pass broadcasts rank 0's."""
+        """Return each model's buffers, and whether its next forward pass sets them to rank 0's."""
         return checkpoint.own["buffers"] or [((), True)] * len(self._training.models)
 
 

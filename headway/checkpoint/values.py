@@ -92,7 +92,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Tensor]) -> str:
-    """Add a tensor under this name, with "+" appended while the name is taken; return the name."""
+    """Add a tensor under this name, appending "+" until the name is unused; return the name."""
     while name in tensors:
         name += "+"
     tensors[name] = tensor

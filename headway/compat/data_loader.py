@@ -406,7 +406,7 @@ def _with_seedable_sampler(batches: Any, seed: int | None) -> Any:
 
 
 def _generator_of(source: Any) -> Any:
-    """Return the generator of a stream or sampler; create a sampler's generator if it is None."""
+    """Return the generator of a stream or sampler; create one if a sampler's is None."""
     drawn: Any = source if isinstance(source, IterableDataset) else getattr(source, "sampler", None)
     if hasattr(drawn, "generator") and drawn.generator is None and drawn is not source:
         drawn.generator = torch.Generator(device=torch.get_default_device())

@@ -34,7 +34,7 @@ LOOP = "a loop over a prepared DataLoader"
 
 
 class NoBatch:
-    """Sentinel for a rank without a batch in a round; a class, so pickling keeps its identity."""
+    """Sentinel for a rank without a batch in a round; it is a class, so pickling preserves it."""
 
 
 class BatchSource:
@@ -91,7 +91,7 @@ class BatchSource:
 
 
 def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
-    """Reread and drop the first rounds; compute their checksum if the start position has one."""
+    """Reread and drop the first rounds; if the start position has a checksum, compute theirs."""
     for parts, _ in islice(rounds, iteration.reread.batches // iteration.owner.num_batches):
         if iteration.start.checksum:
             iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)

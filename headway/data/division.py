@@ -73,7 +73,7 @@ def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...],
 
 @lru_cache(maxsize=64)
 def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Assign ranks their share of a full round, one after another, until no samples are left."""
+    """Assign each rank in turn its share of a full round, until no samples are left."""
     size = -(-full // num_ranks)
     sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
     return _by_batch(sizes, num_ranks, size)

@@ -37,7 +37,7 @@ class LoaderIteration:
 
     @property
     def reread(self) -> Offset:
-        """How much to read again and drop; nothing if the dataset's state is restored instead."""
+        """The number of batches and samples to reread; 0 if the dataset's state is restored."""
         return self.start.taken if self.start.stream is None else Offset()
 
     @property

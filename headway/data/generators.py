@@ -26,8 +26,8 @@ class Generators:
     """The global random generators, and the generators that are attributes of `owners`.
 
     Saving and restoring numpy's global generator takes 70 us, or 1 us as raw bytes, which omit the
-    generator's cached normal number. Raw bytes are used if the previous `seeded` block did not draw
-    from this generator.
+    generator's cached Gaussian value. Raw bytes are used if the previous `seeded` block did not
+    draw from this generator.
     """
 
     def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:

@@ -58,7 +58,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     Rank r of w gets batches r, r + w, ...; with `split_batches`, it gets 1/w of each batch. All
     ranks get the same number of batches of the same size: if the last global batch is not full, it
     is split evenly, and up to w - 1 of its samples are repeated; `gather_for_metrics` drops the
-    repeated samples. The mean over ranks of mean losses is therefore the mean over the samples.
+    repeated samples. The mean of the ranks' mean losses is therefore the mean over the samples.
     With `drop_last`, such a batch is dropped instead, for models that cannot use small batches.
     With `even_batches=False`, no samples are repeated, and only the first ranks get the remaining
     batches. The batches of a batch sampler without `batch_size` keep their sizes.

@@ -33,7 +33,7 @@ class PendingCheckpoint:
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report  # logs why a resumed run is not exact
-        self.action: Callable[[], object] | None = None  # saves the due checkpoint, if any
+        self.action: Callable[[], object] | None = None  # saves the pending checkpoint, if any
         self.again: Callable[[], object] | None = None  # saves the latest again; None after a step
         # whether the checkpoint is saved at the start of an iteration that may only peek at a
         # batch; a run resumed from there skips the code after the peek
@@ -76,7 +76,7 @@ class PendingCheckpoint:
             self.lines.add(self._leader.line)
 
     def on_request(self, iteration: LoaderIteration) -> None:
-        """Save the due checkpoint if it was waiting for this iteration to request a batch."""
+        """Save the pending checkpoint if it was waiting for this iteration to request a batch."""
         steps = (iteration, *self._step)  # one may be exhausted, such as the shorter in a zip
         are_between = all(each.is_over or not each.is_complete for each in steps)
         if iteration in self._waiting and are_between:
@@ -181,7 +181,7 @@ class LoaderSet:
         return earlier is not None and all(each in earlier for each in self.open)
 
     def attribute(self) -> None:
-        """Attribute to iterations the training steps taken since the last call to this method.
+        """Attribute the training steps taken since the last call of this method to iterations.
 
         The steps are attributed to the open iterations that have yielded a batch since then or, if
         there are none, to closed iterations, as in `batch = next(iter(loader))`. Of several

@@ -120,7 +120,7 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
     """Return `loader` with only this rank's shards, or unchanged if its stream is not split.
 
     A stream with `num_shards` and `shard(num_shards=, index=)`, such as a stream of Hugging Face's
-    `datasets`, is split if `num_shards` is divisible by the number of ranks, or `split` is True.
+    `datasets`, is split if `num_shards` is divisible by the number of ranks, or if `split` is True.
     """
     stream: Any = getattr(loader, "dataset", None)
     is_stream = is_plain(loader) and isinstance(stream, IterableDataset)

@@ -181,7 +181,7 @@ def log_start(library: str, start: TrainingStart, folder: Path) -> None:
 
 @contextmanager
 def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
-    """Wrap an object's methods in the block; a wrapper receives the method and its arguments."""
+    """Wrap an object's methods in the block; each wrapper receives the method and its arguments."""
     own = vars(owner)
     before = {name: own[name] for name in wrappers if name in own}
     own.update({name: partial(wrap, getattr(owner, name)) for name, wrap in wrappers.items()})

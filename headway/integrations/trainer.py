@@ -153,7 +153,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Skip the epoch at `max_steps`, because Trainer would otherwise take another step."""
+        """Skip the epoch if `max_steps` is reached, because Trainer would take another step."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True

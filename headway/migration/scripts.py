@@ -37,7 +37,7 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 class Script:
-    """A parsed script; `attributes` are those of variables that refer to an Accelerator.
+    """A parsed script; `attributes` are the attributes of an Accelerator that it uses.
 
     Raises:
         SyntaxError: The text is not valid in this Python version.
@@ -202,7 +202,7 @@ def with_new_imports(script: Script, *, compat: bool = False) -> str:
     """Return the text of a script with the imports of Accelerate rewritten.
 
     `import accelerate` becomes `import headway.compat as accelerate`. `from accelerate import ...`
-    becomes an import from `headway` if that has all names and `compat` is not set, otherwise from
+    becomes an import from `headway` if it has all names and `compat` is not set, otherwise from
     `headway.compat`.
 
     Raises:

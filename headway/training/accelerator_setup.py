@@ -126,7 +126,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
 
 
 def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
-    """Set up a named or custom strategy; names have no effect with one rank."""
+    """Set up a named or custom strategy; named ones have no effect with one rank."""
     if isinstance(chosen, Strategy):
         strategy = chosen
     elif world.ranks.world_size == 1:

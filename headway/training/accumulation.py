@@ -229,7 +229,7 @@ class Accumulation:
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `context`, and reject token counts in it: it is unknown which pass is the last."""
+        """Enter `context`, and reject token counts in it: the last pass is unknown."""
         before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:

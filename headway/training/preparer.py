@@ -92,7 +92,7 @@ class Preparer:
                 )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
-        """Log unprepared objects that look like data; every rank would read all of the data."""
+        """Log unprepared objects that look like data, because every rank would read all of it."""
         ranks = self.training.world.ranks
         for obj in objects:
             if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
@@ -205,6 +205,6 @@ class Preparer:
             self.training.remember(loader, prepared)
 
     def _before_iteration(self) -> Callable[[], None] | None:
-        """Return a function that synchronizes RNG states other than those of samplers, if any."""
+        """Return a function that synchronizes RNG states except samplers'; None if not needed."""
         types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None

@@ -203,7 +203,7 @@ def note_raw_optimizer(training: Training) -> None:
 
 
 def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:
-    """Log once, on rank 0, if `weights` are unprepared; for None, if no model is prepared."""
+    """Log once, on rank 0, if `weights` are unprepared or, if None, if no model is prepared."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
         _note(

@@ -20,7 +20,7 @@ __getattr__, __dir__ = forward(__name__)
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Return whether an error reports that memory ran out; a RuntimeError is judged by its text."""
+    """Return whether an error is an out-of-memory error; for a RuntimeError, check its message."""
     says_so = isinstance(exception, RuntimeError) and " out of memory." in str(exception)
     return says_so or is_out_of_memory(exception)
 
