@@ -23,7 +23,7 @@ _NOT_FORWARDED = {
 
 
 def leave_pid_1() -> None:
-    """Fork, and return in the child; the parent stays as PID 1.
+    """Fork, and return in the child; the parent remains PID 1.
 
     Until the child exits, the parent forwards signals and reaps orphans. The child gets a new
     process group in the terminal's foreground, so it receives Ctrl-C only once.

@@ -46,7 +46,7 @@ class DeviceKind:
     mask_is_ordered = True  # the mask also sets the order; otherwise it is a set of indices
     empty_mask: str | None = None  # the value that hides all devices; None if unknown
     variables: Mapping[str, tuple[str, str]] = {}
-    """Variables that a launch sets, unless they or `mask` are set; each with a value and reason."""
+    """Variables, with values and reasons, that a launch sets unless they or `mask` are set."""
     debug_variables: Mapping[str, str] = {}  # keep ranks waiting while one is in a debugger
     interfaces: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": ""}
     """Variables that select the network interface, each with a prefix for the interface's name."""
@@ -57,7 +57,7 @@ class DeviceKind:
     # of a machine, without torch
 
     def found_in(self, files: Source) -> list[dict[str, Any]]:
-        """Return the fields of a `Gpu` for each GPU that the kernel lists, except NVIDIA's."""
+        """Return the fields of a `Gpu` for each GPU that the kernel lists, except NVIDIA GPUs."""
         return []
 
     def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
@@ -94,7 +94,7 @@ class DeviceKind:
         return 1
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized a device, so that forks cannot use one."""
+        """Return whether this process has initialized a device; its forks then cannot use one."""
         return False
 
     def current(self) -> torch.device:

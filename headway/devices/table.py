@@ -28,7 +28,7 @@ _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 _TWO_TILES = ("0BD0", "0BD5", "0BD6", "0BD7", "0BD8")
 """Models of Data Center GPU Max with two tiles. Source: pci.ids, Ponte Vecchio."""
 
-_WHOLE = ("COMPOSITE", "each card is one device, as the kernel lists them")
+_WHOLE = ("COMPOSITE", "each card is one device, as in the kernel's list")
 
 
 class Cuda(GpuKind):
@@ -226,7 +226,7 @@ def extensions(group: str) -> dict[str, EntryPoint]:
 
 
 def _has_entry_points(group: str) -> bool:
-    """Return whether an installed package has entry points of the group."""
+    """Return whether an installed package has entry points in `group`."""
     for folder in sys.path:
         try:
             names = [name for name in os.listdir(folder or ".") if name.endswith("-info")]

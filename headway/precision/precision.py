@@ -351,7 +351,7 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision for `device`; raises an error at `where` if it is unsupported."""
+    """Return the precision for `device`; if unsupported, raise an error that names `where`."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
     fits = other_precisions(kind.lacking)

@@ -2,10 +2,10 @@
 
 Hooks registered with `register_post_accumulate_grad_hook` measure how long a rank waits for the
 gradient all-reduce, from its last gradient to the end of the backward pass. At first, all
-parameters have a hook; after a few steps, only those whose gradient was the last one in a step. If
-steps are short, one is measured every few milliseconds. All ranks must compute the same graph in
-each pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On
-a GPU, a hook runs once its gradient's kernels are queued, and the clock records a device event.
+parameters have a hook; after a few steps, only those whose gradient was the last one in a step. Of
+short steps, one is measured every few milliseconds. All ranks must compute the same graph in each
+pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On a
+GPU, a hook runs once its gradient's kernels are queued, and the clock records a device event.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class _LastGradient:
         self._last = number
 
     def _end_step(self) -> float:
-        """Return the clock time after which this must be called again at the end of a step."""
+        """Return the clock time after which this method must be called again at a step's end."""
         mark = self._progress.clock.mark
         last, self._last = self._last, None
         if last is None:

@@ -101,7 +101,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
             )
 
     def to_dict(self, ignore_keys: tuple[str, ...] = _NOT_OF_DDP) -> dict[str, Any]:
-        """Return a copy of all fields except `ignore_keys`; by default, only DDP's arguments."""
+        """Return a copy of all fields but `ignore_keys`; the default keeps only DDP's arguments."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:

@@ -276,7 +276,7 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
                 " cannot be sharded together in one unit",
                 where=PREPARE,
                 fix="convert the model to a single dtype (mixed_precision sets the dtype of the"
-                " computation), name units with a single dtype in wrap, or use strategy ddp",
+                " computation), choose units of a single dtype with wrap, or use strategy ddp",
                 code=Code.SHARDING,
             )
 
@@ -339,7 +339,7 @@ def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _call_gathered(
     model: Any, units: list[Any], method: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a method, and keep the model's gathered weights until the method returns.
+    """Call a method, and keep the model's weights gathered until the method returns.
 
     torch's own wrapper frees them after each inner `forward()`, but the method still needs them.
     """
@@ -353,7 +353,7 @@ def _call_gathered(
 
 
 def _gathered_item(_: object, args: tuple[object, ...], __: object) -> Any:
-    """Return the value of a single-element DTensor, which is gathered from all ranks if sharded."""
+    """Return the value of a single-element DTensor; if it is sharded, gather it from all ranks."""
     tensor: Any = args[0]
     if all(placement.is_replicate() for placement in tensor.placements):
         return tensor.to_local().item()
@@ -400,7 +400,7 @@ def replace_parameters(optimizer: torch.optim.Optimizer) -> None:
             if not isinstance(getattr(old, _SUCCESSOR, old), DTensor):
                 raise UsageError(
                     f"{kind} has a parameter of shape {list(old.shape)} that does not belong to a"
-                    " prepared model: its steps would have no effect",
+                    " prepared model, so optimizer steps would not train that model",
                     where="the script's prepare(...)",
                     fix="pass the model to prepare() together with the optimizer, or before it",
                     code=Code.CHANGED_LATE,
@@ -433,7 +433,7 @@ def sharded_as(parameter: torch.Tensor, value: Any) -> Any:
 
 
 def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
-    """Raise UsageError unless all of these are parameters of prepared models."""
+    """Raise UsageError unless all `parameters` belong to prepared models."""
     tensors = list(parameters)
     where = f"the script's {method}(...)"
     if any(hasattr(tensor, _SUCCESSOR) for tensor in tensors):

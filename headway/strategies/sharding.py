@@ -13,7 +13,7 @@ from headway.ipc.choices import AUTO, DDP, FSDP, HSDP
 CALL = "the script's FullyShardedDataParallelPlugin(...)"
 
 SHARDING = {"FULL_SHARD": FSDP, "HYBRID_SHARD": HSDP, "NO_SHARD": DDP}
-"""Accelerate's sharding strategies, mapped to the equivalent strategies."""
+"""Accelerate's sharding strategies, mapped to Headway's equivalent strategies."""
 
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")

@@ -103,7 +103,7 @@ class Strategy:
         return True
 
     def set_broadcast_buffers(self, model: torch.nn.Module, value: bool) -> None:
-        """Set the result of `broadcasts_buffers`, if it can change during training."""
+        """Set the result of `broadcasts_buffers`; a no-op if that result is constant."""
 
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
@@ -134,7 +134,7 @@ class Strategy:
         return self.state_dict(model)
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return `own_state_dict`, possibly with only one name for tensors that are tied."""
+        """Return `own_state_dict`, but tied tensors may appear under only one of their names."""
         return self.own_state_dict(model)
 
     def read_full(self, tensor: torch.Tensor) -> torch.Tensor:

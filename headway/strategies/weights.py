@@ -127,7 +127,7 @@ class ModelWeights:
 
 
 def _require_same_everywhere(tensors: list[str]) -> None:
-    """Raise UsageError on all ranks if their tensors differ, because collectives would hang."""
+    """Raise UsageError on all ranks if their tensors differ; otherwise, collectives would hang."""
     if len({*gather_object([crc32("\n".join(tensors).encode())])}) == 1:
         return
     everywhere: list[list[str]] = gather_object([tensors])

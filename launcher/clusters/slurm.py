@@ -26,7 +26,7 @@ _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 def read_nodelist(text: str) -> list[str]:
-    """Return the nodes in a SLURM node list, in its order; raises ValueError if it is malformed.
+    """Return the nodes in a SLURM node list, in order; raises ValueError if it is malformed.
 
     >>> read_nodelist("rack[1-2]n[03-04],login")
     ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
@@ -147,7 +147,7 @@ def _step_settings(environ: Environ) -> Entries:
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
-    """Return num_processes, unless the job has one task per node, which is SLURM's default."""
+    """Return num_processes; empty if the job has one task per node, which is SLURM's default."""
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}

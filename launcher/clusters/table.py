@@ -80,7 +80,7 @@ _VARIABLES = {
 
 
 def _derive(environ: Environ) -> Entries:
-    """Read torchrun's variables; num_processes is unset for values such as `auto`."""
+    """Read torchrun's variables; num_processes is not set for values such as `auto`."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
     processes = {} if is_detected else {"num_processes": Entry(text, origin_of(_NPROC))}

@@ -116,13 +116,13 @@ class Failure(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The fix from a HeadwayError; for other failures, the fix that belongs to the reason."""
+        """The fix from a HeadwayError; for other failures, the fix associated with their reason."""
         crash = self.first.crash
         return (crash.fix if crash is not None else "") or formatted(self.reason.fix, self.evidence)
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code; 1 after os._exit(0) or a crash with the exit code of a save."""
+        """The launcher's exit code; 1 after os._exit(0), or a crash with a save's exit code."""
         is_unsaved = self.first.crash is not None and self.first.code == STOPPED_AND_SAVED
         return 1 if is_unsaved else shell_exit_code(self.first.code) or 1
 

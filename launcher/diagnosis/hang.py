@@ -201,7 +201,7 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     """Return the ranks' positions, one line per set of ranks; waiting ranks come last."""
     found = find_divergences(statuses)
     lines = [item.sentence + _format_places(statuses, item.ranks) for item in found if item.ranks]
-    lines = lines or ["no rank is known to be behind the others"]
+    lines = lines or ["no rank is known to be behind its peers"]
     lines += [item.others_sentence + _format_places(statuses, item.others) for item in found]
     mentioned = {rank for item in found for rank in item.ranks + item.others}
     ranks_by_place: dict[str, list[int]] = {}

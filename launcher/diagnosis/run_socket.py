@@ -160,7 +160,7 @@ def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
 def _send_request(
     address: str, request: dict[str, Any], timeout_s: float
 ) -> tuple[ActiveRun | None, dict[str, Any]]:
-    """Return the run and answer of the launcher at `address`, or None and {} if there are none."""
+    """Return the run and answer of the launcher at `address`; None and {} if it does not answer."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
         try:

@@ -43,13 +43,13 @@ _MAX_INVALID = 100  # lines of one rank; afterwards its records are ignored
 
 
 class Watch:
-    """Reads the ranks' status channels in one thread until `close`.
+    """Reads the ranks' status channels in one thread until `close` is called.
 
     A run hangs if no rank reports progress or writes output for `hang_timeout_s`; None disables
     the check. Progress means a step, a new phase, a collective, an import, a start or an exit.
 
-    `last_output_at` returns the time of the last output of any rank on the monotonic clock. The
-    reading thread calls `note_figures`.
+    `last_output_at` returns the monotonic time of the last output of any rank. The reading thread
+    calls `note_figures`.
     """
 
     def __init__(

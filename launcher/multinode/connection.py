@@ -102,7 +102,7 @@ class Connection:
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Discard received data; with unread data, closing would reset the connection too early."""
+        """Discard received data; closing a link with unread data would reset it too early."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError

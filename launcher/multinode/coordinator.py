@@ -196,7 +196,7 @@ class Coordinator:
             machine.ready = message
             self._settle_at = now + SETTLE_S
             if self._is_running:
-                missing = "the next restart, since the run has started"
+                missing = "the next restart, because the run has started"
                 self._send([machine], messages.Missing(missing))
             elif self._are_notified and (missing := self._missing()):
                 self._send([machine], messages.Missing(missing))

@@ -58,7 +58,7 @@ class HubClient:
         self._wake()
 
     def wait(self, condition: Callable[[], bool], within_s: float) -> bool:
-        """Wait up to `within_s` until `condition()` or `is_over` is true; return `condition()`."""
+        """Wait up to `within_s` seconds for `condition()` or `is_over`; return `condition()`."""
         until = time.monotonic() + within_s
         while not condition() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             self._wakeup.wait(min(left_s, CHECK_EVERY_S))

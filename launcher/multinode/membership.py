@@ -92,7 +92,7 @@ class MultiNodeRendezvous(Rendezvous):
         return member
 
     def _listen_to_probe(self, member: HubClient) -> int:
-        """Listen for a probe on this machine's address as machine 0 sees it; return the port."""
+        """Listen for a probe at the address by which machine 0 knows this one; return the port."""
         if self._probe is None:
             host = "" if self._is_machine_0 else member.own_address
             self._probe = network.listening_socket(host, 0)
@@ -108,7 +108,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
-        """Wait for the round after `began`; log the missing machines if they are not `missing`."""
+        """Wait for the round after `began`; log missing machines if they differ from `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -161,7 +161,7 @@ class MultiNodeRendezvous(Rendezvous):
         return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
 
     def _follow_stop(self, member: HubClient) -> None:
-        """If another machine received a stop signal, raise it here, unless already stopping."""
+        """If another machine received a stop signal, raise it here, but only once."""
         if member.stopping is None or self._has_stopped:
             return
         number = signal.Signals(member.stopping.signal)

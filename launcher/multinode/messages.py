@@ -64,7 +64,7 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure that a machine reports; from machine 0, the failure that ended the run."""
+    """A failure that a machine reports; if machine 0 sends it, the failure that ended the run."""
 
     machine: int
     host: str

@@ -97,5 +97,5 @@ def run_key(environ: Mapping[str, str]) -> bytes:
 
 def describe_run_key(environ: Mapping[str, str]) -> str:
     if KEY_VARIABLE in environ:
-        return f"machines authenticate each other by {KEY_VARIABLE}"
+        return f"machines authenticate each other with {KEY_VARIABLE}"
     return f"other programs on the network can join the run: {HOW_TO_SET}"

@@ -105,7 +105,7 @@ class Rendezvous(RendezvousHandler):
         return False
 
     def are_all_done(self, describe_silent_exit: Callable[[], Failed | None]) -> bool:
-        """Return whether all ranks succeeded; the argument returns a silent exit here, if any."""
+        """Return whether all ranks succeeded; the argument describes any silent exit here."""
         return True
 
     def pause(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store whose calls time out, and are interrupted if `poll` or a signal handler raises.
+    """A store whose calls time out; an exception in `poll` or a signal handler interrupts them.
 
     Each call runs in another thread.
     """

@@ -205,7 +205,7 @@ class _Stream:
 
     @property
     def due(self) -> float:
-        """The time at which to call `show_due`, on the monotonic clock."""
+        """The monotonic time at which to call `show_due`."""
         return _NEVER if self._view is None else self._view.due
 
     def show_due(self) -> None:

@@ -67,7 +67,7 @@ class Sink:
             return self._progress_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
-        """Queue lines, the last of which may be unfinished; `is_new` ends an unfinished line."""
+        """Queue lines; the last may be unfinished. `is_new` ends the previous line first."""
         with self._changed:
             before = self.owner
             continues = before == owner and not is_new
@@ -108,7 +108,7 @@ class Sink:
             self.owner = None
 
     def wait(self, until: float) -> bool:
-        """Wait for an empty queue until the monotonic time `until`; return whether it is empty."""
+        """Wait until the queue is empty, or until the time `until`; return whether it is empty."""
         with self._changed:
             while self._size or (self._footer is not None and self._footer.is_unfinished):
                 left_s = until - time.monotonic()

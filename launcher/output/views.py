@@ -47,7 +47,7 @@ class View:
 
     @property
     def due(self) -> float:
-        """The time at which to call `show_due`, on the monotonic clock."""
+        """The monotonic time at which to call `show_due`."""
         return self._due
 
     def show_due(self) -> None:

@@ -97,8 +97,8 @@ def _launcher_setting(settings: Settings, *, is_rank: bool) -> str | None:
 def _unhooked_reason(plan: LaunchPlan) -> str | None:
     """Return the reason why training libraries are not hooked; None if they are hooked.
 
-    Libraries are hooked in all ranks under a launcher. Without a launcher, a single process is
-    plain Python, unless a setting for Trainers is set, or it runs in a job, which may be preempted.
+    Libraries are hooked in all ranks under a launcher. In a single process without a launcher, they
+    are hooked only if a setting for Trainers is set, or in a job, because jobs can be preempted.
     """
     settings = plan.settings
     if settings.library_hooks != YES:

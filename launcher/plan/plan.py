@@ -104,7 +104,7 @@ def summary(plan: LaunchPlan) -> str:
 
 
 def _variable_of(settings: Settings, name: str) -> str:
-    """Return the variable of another program that set a value, in parentheses, if there is one."""
+    """Return, in parentheses, the name of another program's variable if the value came from one."""
     variable = settings.origin(name).variable
     return f" ({variable})" if variable and not variable.startswith(VARIABLE_PREFIX) else ""
 

@@ -74,9 +74,9 @@ def failure_location(failure: Failure | Hang | ServerDeath, folder: str | None) 
 class RestartBackoff:
     """Computes the delay before a restart, which doubles after each attempt without progress.
 
-    An attempt makes progress if it takes a later step than all attempts before or, if no steps are
-    reported, if it lasts more than 60 s. With several machines, the delay after progress is
-    `delay_s` instead of 0, so that other machines can join.
+    An attempt makes progress if it reaches a later step than all earlier attempts. If no steps are
+    reported, it makes progress if it lasts more than 60 s. With several machines, the delay after
+    progress is `delay_s` instead of 0, so that other machines can join.
     """
 
     def __init__(self, delay_s: float, *, is_one_machine: bool = True) -> None:

@@ -48,7 +48,7 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
     """
     if not _HAS_NAMES:
         raise MachineError(
-            "devices is 'idle:...', which requires Linux: launches cannot claim GPUs elsewhere",
+            "devices is 'idle:...', but launches can claim GPUs only on Linux",
             where=f"system {sys.platform}",
             fix="select the GPUs: --devices 0,1",
             code=Code.UNSUPPORTED_HERE,
@@ -105,7 +105,7 @@ def _waiting() -> list[str]:
 
 
 def with_claims(machine: Machine) -> Machine:
-    """Return the machine with `claimed_by` set for GPUs that other launches have claimed."""
+    """Return a copy of `machine` in which GPUs claimed by other launches are marked."""
     return machine._replace(
         gpus=tuple(gpu._replace(claimed_by=_claimed_by(gpu.uuid)) for gpu in machine.gpus)
     )

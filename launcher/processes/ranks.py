@@ -205,14 +205,14 @@ class RankProcesses(PContext):
         return None
 
     def _find_overdue(self) -> list[int]:
-        """Return failed ranks that outlived the grace period; empty if a rank is being debugged."""
+        """Return failed ranks that outlived the grace period; none if a rank is being debugged."""
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
         return [at for at in self._alive() if self._watch.has_failed(self._ranks[at], since)]
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
-        """Stop the running ranks and, unless all ranks succeeded, the processes that they left."""
+        """Stop the running ranks and, unless all succeeded, any processes they left behind."""
         self.collect()
         failed = [end for end in self.exits.values() if end.is_failure]
         is_failure = bool(failed or self._find_overdue()) or self._watch.hang is not None

@@ -50,7 +50,8 @@ def run_exit_of(run: RunOutcome) -> RunExit:
     """Return the exit code and the report of a run, according to the first case that applies.
 
     The cases are: Ctrl-C, or a stop that prevented a restart or was cut short; a failure on another
-    machine; a stop before all ranks had started; no failure; a stop that lost no save; a failure.
+    machine; a stop before all ranks had started; no failure; a stop in which no save was lost; any
+    other failure.
     """
     stop, failure = run.stop, run.failure
     has_lost = run.will_save and not run.have_saved
@@ -86,7 +87,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
 
 
 def _repeated(run: RunOutcome, run_exit: RunExit) -> RunExit:
-    """Return `run_exit`, with the exit code of repeated failures if the failure is repeated."""
+    """Return `run_exit`; if the failure is a repeat, use the exit code of repeated failures."""
     if not run.repeats:
         return run_exit
     codes = f"exit code {REPEATED}, not the rank's own {run_exit.code}"

@@ -115,9 +115,9 @@ def _warm_up() -> None:
 def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
     """Fork, and return in the child; this process becomes its guardian.
 
-    The guardian exits with the child's exit code. If processes cannot adopt orphans here, this
-    function does nothing. The other end of `launcher` closes when the launcher exits or stops the
-    child. The child then gives other processes `grace_s` seconds to exit.
+    The guardian exits with the child's exit code. If processes on this system cannot adopt orphans,
+    this function does nothing. The other end of `launcher` closes when the launcher exits or stops
+    the child. The child then gives other processes `grace_s` seconds to exit.
     """
     if not adopt_orphans():
         return
@@ -137,7 +137,7 @@ def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
 
 
 def _wait_for_server(server: int, launcher: socket.socket, grace_s: float) -> int:
-    """Return the server's wait status; kill the server if it outlives the launcher for too long."""
+    """Return the server's wait status; kill the server if it outlives the launcher by too long."""
     child_ended, _ = wake_on_child_exit()
     poll = select.poll()
     poll.register(child_ended, select.POLLIN)
@@ -193,7 +193,7 @@ class _Server:
                 return request
 
     def _start(self, rank: Rank) -> int | None:
-        """Start a rank; return its pid, 0 in the forked child, or None if the system refuses."""
+        """Start a rank; return its pid, 0 in the forked child, or None if it cannot be started."""
         here = os.getpid()
         try:
             pid = _fork() if self._job.method == "fork" else _spawn(self._job, rank)

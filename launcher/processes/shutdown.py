@@ -117,7 +117,7 @@ def has_children() -> bool:
 
 
 def terminate_descendants(grace_s: float) -> None:
-    """Terminate all descendants with SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+    """Terminate all descendants: send SIGTERM and, after `grace_s` seconds (at least two), SIGKILL.
 
     This process adopts orphans, so it has children as long as it has descendants.
     """
@@ -130,7 +130,7 @@ def terminate_descendants(grace_s: float) -> None:
 
 
 def terminate(find: Callable[[], Sequence[Process] | None], grace_s: float) -> None:
-    """Terminate processes with SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
+    """Terminate processes: send SIGTERM and, after `grace_s` seconds (at least two), SIGKILL.
 
     `find` returns the running processes, or None if there are none. Processes of other users, and
     those blocked by a tracer or the kernel, may remain.

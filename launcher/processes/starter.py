@@ -51,7 +51,7 @@ class ServerExited(Exception):
 class Starter:
     """Starts ranks, stores their exits in `exits`, and sets `exit_event` after each exit.
 
-    `environ` is common to all ranks; the server already has it when it imports torch.
+    `environ` is common to all ranks; it is already set when the server imports torch.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ def cannot_start(error: OSError) -> LaunchError:
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the limit on open files: `ulimit -n 4096`",
-        errno.ENFILE: "close other programs: the system-wide limit on open files is reached",
+        errno.ENFILE: "close other programs: the system-wide limit on open files has been reached",
         errno.EAGAIN: MORE_PROCESSES,
         errno.ENOMEM: "raise `ulimit -v`, start fewer ranks, or free some memory",
     }

@@ -31,7 +31,7 @@ from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Signals that are blocked while a rank starts: none is lost or reaches an inherited handler."""
+"""Signals blocked while a rank starts, so that none is lost or reaches an inherited handler."""
 
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are forwarded to the ranks; a cluster may send them to all processes of a job."""
@@ -51,7 +51,7 @@ from headway.launcher.{module} import {function}
 
 
 def bootstrap_code(module: str, function: str = "main") -> str:
-    """Return code for `python -c` that calls a function of a launcher module.
+    """Return Python code that calls a function of a launcher module, for `python -c`.
 
     The code removes the working directory, which Python puts first on sys.path with -c, because a
     user's file there could shadow any module.
@@ -173,7 +173,7 @@ def _run_file(file: str, main: types.ModuleType) -> None:
         raise ConfigError(
             f"script {file!r} can no longer be read: {error.strerror}",
             where="the start of this rank",
-            fix="keep the script in place until all ranks have started, and for restarts",
+            fix="keep the script in place during the run; every restart reads it again",
             code=Code.NO_PROGRAM,
         ) from None
     exec(code, main.__dict__)  # noqa: S102  the user's script

@@ -123,7 +123,7 @@ class AgentLink:
         return f"ssh exited with code {code}"
 
     def close_input(self, within_s: float) -> None:
-        """Make the agent stop its launch; kill ssh if it does not exit within `within_s`."""
+        """Make the agent stop its launch; kill ssh if ssh is still running after `within_s`."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self.kill_after(within_s)
@@ -135,7 +135,7 @@ class AgentLink:
         self._killer = asyncio.get_running_loop().call_later(seconds, self.kill)
 
     def kill(self) -> None:
-        """Kill ssh and its child processes here, and drop their remaining output."""
+        """Kill ssh and its child processes on this machine, and discard their remaining output."""
         if self.is_open:
             self._is_killed = True
             with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
 """Runs a launch on several hosts over ssh, with one connection per host and a single report.
 
-An agent at the other end of each connection runs `headway launch` on its host, and stops the launch
-when the connection is closed, so nothing keeps running there, even if this process is killed.
+An agent at the other end of each connection runs `headway launch` on its host. When the connection
+is closed, the agent stops the launch. Nothing keeps running there, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -212,8 +212,9 @@ def _root_cause(
     """Return the result to report: that of machine 0, which includes all machines' failures.
 
     If machine 0 did not fail, return the first lost connection or the first failure. `ends` are the
-    results, by machine rank, that arrived before the other launches were stopped. Without a stop
-    signal, SIGTERM in a launch came from the agent of a lost connection and is not the cause.
+    results, by machine rank, that arrived before the other launches were stopped. If no stop signal
+    was received, a SIGTERM in a launch was sent by the agent of a lost connection and is not the
+    cause.
     """
     main = [ends[0]] if 0 in ends else []
     for end in (*main, *lost, *ends.values()):

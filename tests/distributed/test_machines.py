@@ -183,7 +183,7 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     lost.communicate()
     wait_until(are_up(2, attempt=1), *machines)
     spare = start(*place, script(TRAINS))
-    wait_for_lines(spare, "waiting for the next restart, since the run has started")
+    wait_for_lines(spare, "waiting for the next restart, because the run has started")
     Path("end_1").touch()
     ((code, errors),) = ends([spare])
     assert (code, errors) == (0, "headway: the run succeeded without ranks on this machine\n")

@@ -119,11 +119,11 @@ DIVERGENCES: dict[str, tuple[list[RankStatus], list[str]]] = {
     ),
     "sizes that may differ": (
         ranks(group("gather/[4]", open=1), group("gather/[8]", open=1)),
-        ["no rank is known to be behind the others"],
+        ["no rank is known to be behind its peers"],
     ),
     "all in the same collective": (
         ranks(OPEN_1, OPEN_1),
-        ["no rank is known to be behind the others"],
+        ["no rank is known to be behind its peers"],
     ),
     "the rank that waits for nobody comes first": (
         [
@@ -148,7 +148,7 @@ DIVERGENCES: dict[str, tuple[list[RankStatus], list[str]]] = {
     ),
     "a rank is on its way out": (
         [RankStatus(0, stacks=(FORMING,)), RankStatus(1, stacks=((),))],
-        ["no rank is known to be behind the others"],
+        ["no rank is known to be behind its peers"],
     ),
 }
 
@@ -248,7 +248,7 @@ def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> N
     ]
     assert '  File "/w/train.py", line 14, in main' in lines
     alike = describe(ranks(inside, inside), 0.0).splitlines()
-    assert alike[1] == "  no rank is known to be behind the others"
+    assert alike[1] == "  no rank is known to be behind its peers"
     assert alike[2] == "  ranks 0-1 wait in all_reduce #2, at /w/train.py:14 in main"
     assert describe([], 0) == "no rank has started yet"
 

@@ -340,7 +340,7 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
     assert run.join(4, None)
     run.ready(4)
     run.wait(10)
-    assert run.sent() == [(4, Missing("the next restart, since the run has started"))]
+    assert run.sent() == [(4, Missing("the next restart, because the run has started"))]
     run.take(2, failed())
     run.sent()
     run.ready(1, 2, 3)

@@ -160,5 +160,5 @@ def test_a_plan_hides_the_key_from_the_script_and_from_the_reader(
     out = capsys.readouterr().out
     assert "- HEADWAY_RUN_KEY" in out
     assert "not to be shown" not in out
-    assert "machines authenticate each other by HEADWAY_RUN_KEY" in out
+    assert "machines authenticate each other with HEADWAY_RUN_KEY" in out
     assert os.environ["HEADWAY_RUN_KEY"]
