@@ -55,7 +55,7 @@ def test_loaders_get_the_samples_of_a_micro_batch() -> None:
 def test_a_micro_batch_of_all_ranks_can_be_divided_among_them() -> None:
     assert micro_batch_of(24, num_ranks=4, steps=1) == 24
     assert micro_batch_of(24, num_ranks=2, steps=3) == 8
-    with pytest.raises(UsageError, match=r"(?s)=10 is not divisible by 12: .*=12,"):
+    with pytest.raises(UsageError, match=r"(?s)=10 is not divisible by 12, .*=12,"):
         micro_batch_of(10, num_ranks=4, steps=3)
 
 

@@ -151,7 +151,7 @@ def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]
     assert "evaluation" not in capsys.readouterr().err
     for _ in training.test_loader:
         training.accelerator.checkpoint()
-    assert capsys.readouterr().err.count("middle of an evaluation") == 1
+    assert capsys.readouterr().err.count("saved during an evaluation") == 1
 
 
 def test_a_clock_that_is_set_back_makes_no_other_run(
