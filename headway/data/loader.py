@@ -225,9 +225,13 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 progress.clock.enter(SCRIPT)
             run.end(current)
             loop.end()
-        if current.start.taken.batches and not current.rounds and not self._skipped:
+        if current.rounds or self._skipped:
+            return
+        if current.start.taken.batches:
             epochs.next_start = current.next_epoch  # the epoch had no batches left
             yield from self._batches(line)
+        else:
+            self._report_dropped()
 
     # ------------------------------------------------------------------ starting an iteration
 
@@ -249,6 +253,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
             self._seeds.begin_epoch(start.epoch, 0 if current.reread.batches else max(start.taken))
+        if getattr(self._batch_source.loader, "_iterator", None) is not None and start.epoch:
+            self._report_persistent_workers()  # that an earlier iteration has started
         if self._is_plain and not start.is_new:
             number = mixed(self.draws.seed or 0, start.epoch, self._division.rank + 2)
             vars(self._batch_source.loader)["generator"] = torch.Generator().manual_seed(number)
@@ -270,6 +276,23 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             if current.checksum != start.checksum and source.reads:
                 self.run.report(_OTHER_ORDER.format(taken))
         return items, source.lookahead
+
+    def _report_dropped(self) -> None:
+        """Log that `drop_last` dropped all batches of the loader, which has some on one rank."""
+        drops = any(getattr(source, "drop_last", False) for source in self._sources)
+        length, num_ranks, total = (
+            len_of(self._data),
+            self._division.num_ranks,
+            self.total_batch_size,
+        )
+        if drops and num_ranks > 1 and total and length != 0:
+            own = "" if length is None or self.data_shards else f"{length} "
+            self.run.report(_DROPPED.format(own, total, total // num_ranks, num_ranks))
+
+    def _report_persistent_workers(self) -> None:
+        """Log that persistent workers do not get the epoch number of the script's dataset."""
+        if hasattr(self._data, "set_epoch") and not is_of_datasets(self._data):
+            self.run.report(_EPOCH_OF_WORKERS)
 
     # ------------------------------------------------------------------ position
 
@@ -307,8 +330,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         is_within = is_persistent or _saved_start(saved).taken.batches  # workers would continue
         if is_within and isinstance(init, ShieldedWorker) and init.has_drawn:
             self.run.report(_DRAWN_IN_WORKERS)
-        if is_persistent and hasattr(self._data, "set_epoch") and not is_of_datasets(self._data):
-            self.run.report(_EPOCH_OF_WORKERS)
+        if is_persistent:
+            self._report_persistent_workers()
         return saved | {
             "order": self.draws.seed,
             "generators": at_begin or self._own.states(),
@@ -504,9 +527,14 @@ _DRAWN_IN_WORKERS = (
     " epoch or with persistent workers: pass Accelerator(seed=...), or use num_workers=0"
 )
 _EPOCH_OF_WORKERS = (
-    "note: set_epoch() of a dataset does not reach persistent workers. They keep the epoch in which"
-    " they were started, and a resumed run starts them in a later epoch, so it does not resume"
-    " exactly. Pass persistent_workers=False"
+    "note: set_epoch() of a dataset does not reach persistent workers, unless it writes to shared"
+    " memory. They keep the epoch in which they were started, and a resumed run starts them in a"
+    " later epoch, so it does not resume exactly. Pass persistent_workers=False"
+)
+_DROPPED = (
+    "note: a prepared loader yielded no batches: its {}samples are fewer than a global batch of {}"
+    " ({} for each of {} ranks), which drop_last=True requires. Use a smaller batch_size, fewer"
+    " ranks, or drop_last=False"
 )
 _OTHER_ORDER = (
     "note: the first {} batches of a loader differ from those before the checkpoint, so the epoch"

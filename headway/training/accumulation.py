@@ -148,6 +148,11 @@ class Accumulation:
         """Whether gradients await an optimizer step, even without `accumulate()`."""
         return self.is_open or self.num_backward > 0
 
+    @property
+    def is_before_last_backward(self) -> bool:
+        """Whether only the last micro-batch of an optimizer step lacks its gradients."""
+        return self.num_backward > 0 and self.sync_gradients and bool(self.step.is_fresh)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position within the current optimizer step."""
         steps = self._steps.items()

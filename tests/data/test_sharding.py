@@ -133,6 +133,17 @@ def test_each_rank_gets_its_batches_of_every_round(
     assert shares(loader, len(expected), seed=5, **options) == expected, "each sample seeded"
 
 
+def test_a_loader_that_drops_all_its_batches_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shares(of_size(5, 9, drop_last=True), 2) == [[], []]
+    assert "its 9 samples are fewer than a global batch of 10 (5 for each of 2 ranks)" in (
+        capsys.readouterr().err
+    )
+    shares(of_size(5, 0), 2), shares(of_size(5, 10, drop_last=True), 2)
+    assert capsys.readouterr().err == ""
+
+
 def test_stream_of_ready_batches_is_dealt_out() -> None:
     class Batches(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:

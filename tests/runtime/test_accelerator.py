@@ -281,6 +281,25 @@ def test_accumulated_gradients_are_the_mean_and_survive_zero_grad() -> None:
     assert weight.grad is None
 
 
+def test_gradients_that_zero_grad_discards_before_the_last_micro_batch_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for num_steps, is_early in ((1, True), (3, False), (3, True)):
+        assert capsys.readouterr().err == "", f"{num_steps}, {is_early}"
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+        for _ in range(6):
+            with accelerator.accumulate():
+                if is_early:
+                    optimizer.zero_grad()
+                accelerator.backward(weight * 3.0)
+                optimizer.step()
+                if not is_early:
+                    optimizer.zero_grad()
+    assert "discarded the gradients of 2 earlier micro-batches" in capsys.readouterr().err
+
+
 def test_nested_and_broken_off_loops_do_not_confuse_accumulation() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, _, train, _ = accelerator.prepare(*make())  # 3 batches
