@@ -52,7 +52,7 @@ from headway.training.training import Training
 
 
 class Parts(NamedTuple):
-    """The components of an Accelerator; each owns its state, and uses only those listed before it.
+    """The components of an Accelerator; each uses only the components listed before it.
 
     Code that extends Headway may use the components, but they may change between versions.
     """
@@ -1035,7 +1035,7 @@ class Accelerator(Process):
     def gather(self, tensor: Any) -> Any:
         """Return the tensors of all ranks, concatenated along dimension 0 in rank order.
 
-        See `headway.utils.gather`; the methods below have the same names as functions there.
+        See `headway.utils.gather`; the methods below are also named like functions in that module.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))

@@ -86,7 +86,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
 
 @contextmanager
 def reading_state(folder: Path) -> Iterator[None]:
-    """Convert errors that malformed state causes inside the block to CheckpointError."""
+    """Convert errors caused by malformed state inside the block to CheckpointError."""
     try:
         yield
     except CheckpointError:  # a subclass of ValueError

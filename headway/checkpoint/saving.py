@@ -156,7 +156,7 @@ def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:
-    """Return the files whose checksums this rank computes: its own and, on rank 0, shared files."""
+    """Return the files that this rank checksums: its own files and, on rank 0, shared files."""
     files = []
     for path in sorted(files_below(folder)):
         match = _RANK_FILE.match(path)

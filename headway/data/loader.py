@@ -344,7 +344,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         }
 
     def require_position(self, position: dict[str, Any], where: str) -> bool:
-        """Check that data and batches match; return whether `position` is within an epoch."""
+        """Check that data and batches match `position`; return whether it is within an epoch."""
         start, seed = _saved_start(position), None if self._seeds is None else self._seeds.seed
         if not start.taken.batches:
             return False

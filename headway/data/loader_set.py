@@ -128,7 +128,7 @@ class LoaderSet:
     # ------------------------------------------------------------------ iterations
 
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> LoaderIteration:
-        """Start an iteration at the loader's position or, if nested, at the start of the epoch.
+        """Start an iteration at the loader's position; a nested one starts at the epoch's start.
 
         Until the first training step, each iteration also restores the saved generator states.
         """
@@ -267,7 +267,7 @@ _KEPT = (
 _TURNS = (
     "note: loops over several loaders take turns: one is open while another yields the batches of a"
     " step. If the loops are nested or chosen at random, the run does not resume exactly. Use a"
-    " batch of each loader in each step, or loop over the loaders one after another under"
+    " batch from each loader in each step, or loop over the loaders one after another under"
     " run.epochs(n)"
 )
 _LOOKED = (

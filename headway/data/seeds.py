@@ -1,4 +1,4 @@
-"""Per-sample seeds, so that augmentation depends only on seed, epoch and sample number."""
+"""Per-sample seeds, so that augmentation depends only on the seed, epoch and sample number."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _identity(batch: Any) -> Any:
 
 
 class SeededStream(_DatasetProxy, IterableDataset[Any]):
-    """Wraps a stream; seeds the generators for each item from epoch, worker and item number."""
+    """Wraps a stream, and seeds the generators for each item by epoch, worker and item number."""
 
     _seeds: SampleSeeds
 

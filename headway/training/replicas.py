@@ -49,8 +49,8 @@ def next_comparison(step: int) -> int:
 def require_equal(training: Training, call: str) -> None:
     """Raise UsageError on all ranks if weights, learning rates or arguments differ between ranks.
 
-    The ranks compare sums and sums of squares. All ranks must call this function. Messages
-    name `call`, the call in the script.
+    The ranks compare sums and sums of squares. All ranks must call this function. Error
+    messages name `call`, the call in the script.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return

@@ -69,8 +69,8 @@ class Steps:
     ) -> torch.Tensor | None:
         """Return the initial gradient for the backward pass of `loss`; None means 1.
 
-        The loss is a sum over `num_tokens` tokens, or a mean if that is None. `gradient` is the
-        argument that the script passed.
+        The loss is a sum over `num_tokens` tokens, or a mean if `num_tokens` is None.
+        `gradient` is the argument that the script passed.
         """
         accumulation = self.training.accumulation
         if accumulation.steps > 1:
