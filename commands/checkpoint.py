@@ -89,7 +89,7 @@ def make_parser() -> Parser:
 
 
 def _checkpoint_folder(folder: Path) -> Path:
-    """Return the folder that contains the checkpoints: `folder`, or its subfolder in a project."""
+    """Return the folder of the checkpoints: `folder` or, if it is a project, its subfolder."""
     if is_absent(folder):
         raise CheckpointError(
             "the folder does not exist",
@@ -102,7 +102,7 @@ def _checkpoint_folder(folder: Path) -> Path:
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoint in this folder, or all checkpoints in a project's folder."""
+    """Return `folder` if it is a checkpoint; otherwise, the checkpoints that it contains."""
     if not is_absent(folder / NAME):
         return [folder]
     return [candidate.path for candidate in candidates(folder)] or [folder]

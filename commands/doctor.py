@@ -260,7 +260,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return the difference between torch's devices and the detected ones, and remedies."""
+    """Return a description of how torch's devices differ from the detected ones, and remedies."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

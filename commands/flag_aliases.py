@@ -92,7 +92,7 @@ def other_tool_flag(name: str, value: str) -> tuple[str, str] | None:
 
 
 def torchrun_note(environ: Mapping[str, str]) -> list[str]:
-    """Return a note about PET_* variables that torchrun reads and a launch ignores."""
+    """Return a note that lists the PET_* variables of torchrun that a launch ignores."""
     parts = []
     for name, value in environ.items():
         is_default_handler = name in _SUPPORTED_VARIABLES or value in ("", "0", "c10d", "static")

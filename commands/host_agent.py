@@ -86,7 +86,7 @@ class _Lines:
         return line
 
     def select(self, watched: Sequence[int], until: float | None) -> Sequence[int]:
-        """Return the readable descriptors, or none after `until`; send heartbeats meanwhile."""
+        """Return the descriptors that are readable before `until`; send heartbeats meanwhile."""
         while True:
             left_s = float("inf") if until is None else max(0.0, until - time.monotonic())
             ready = select.select(watched, [], [], min(left_s, _BEAT_EVERY_S))[0]

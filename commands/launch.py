@@ -271,7 +271,7 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
 def _became_step(
     settings: Settings, environ: Mapping[str, str], argv: Sequence[str], parsed: Parsed
 ) -> bool:
-    """Become a SLURM step if the job has other machines; a dry run only prints the step."""
+    """Run a SLURM step if the job has other machines; a dry run only prints the step."""
     if settings_problems(settings):
         return False  # reported when the plan is built
     from headway.launcher.clusters.slurm import run_step, step_of

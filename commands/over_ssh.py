@@ -19,7 +19,7 @@ from headway.settings.table import TABLE, Settings
 _AGENT = "headway.commands.host_agent"
 _STOP_MARGIN_S = 15  # added to the grace period, for the launcher to exit
 _HERE = {*("--dry-run", "--show-secrets"), *("hosts", "num_machines", "main_address", "main_port")}
-"""Flags and settings for this command, which are not passed to the launches on the hosts."""
+"""Flags and settings that are used only here, and are not passed to the hosts' launches."""
 
 
 def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int:

@@ -69,7 +69,7 @@ def _is_stream(script: str) -> bool:
 
 
 def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
-    """Raise if the file is missing, or its name shows that it is not a script."""
+    """Raise if the file is missing, or if its name shows that it is not a script."""
     if os.path.basename(script).rstrip("0123456789.") == "python":
         raise _not_a_program(
             f"{script!r} is the Python interpreter, not a script",
@@ -129,7 +129,7 @@ def _missing(script: str, error: OSError, fix: str) -> ConfigError:
 
 
 def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
-    """Return the fix, which names the preceding flag if the word may be the flag's value."""
+    """Return the fix; it names the preceding flag if `script` may be the flag's value."""
     usual = "check the path; run a module with -m"
     if not own:
         return usual
@@ -171,7 +171,7 @@ def _executable(name: str) -> str:
 
 
 def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note if another environment may be intended, as when pipx has installed Headway."""
+    """Yield a note if the user may want another environment, because torch is installed there."""
     beside = os.path.join(os.path.dirname(script), ".venv")
     variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):

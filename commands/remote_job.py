@@ -33,12 +33,12 @@ class RemoteJob(NamedTuple):
 
 
 def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
-    """Raise for flags that require --submit; their settings are allowed in profiles."""
+    """Raise if a flag requires --submit, but --submit is missing; profiles may set the same."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
             raise usage_error(
                 f"{', '.join(map(str, given))} applies only to jobs, but --submit is not set",
-                fix=f"add --submit {SCHEDULER}, or remove it",
+                fix=f"add --submit {SCHEDULER}, or remove {' and '.join(map(str, given))}",
                 code=Code.FLAGS_CONTRADICT,
             )
     elif parsed.submit != SCHEDULER:

@@ -23,7 +23,7 @@ _NAMED = {0: "ok", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "repeated f
 _LEAST_STEPS = 20  # before a rank can be reported as slow
 _MAX_SCRIPT = 22  # characters, where nothing is wrapped; `--json` has all
 _OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
-"""Columns that are omitted on a narrow terminal, or if they have no value for any run."""
+"""Columns that are omitted if the terminal is narrow, or if no run has a value for them."""
 _HEAD = (
     *("run", "began", "script", "ranks", "ended", "restarts", "steps", "samples/s", "training"),
     "took",
@@ -105,7 +105,7 @@ def command_line(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as typed, or its path if a different script was typed identically."""
+    """Return the script as typed; if other runs' scripts have the same name, return its path."""
     name, path = record.start.program, record.start.script
     is_only = {record.start.script for record in records if record.start.program == name} == {path}
     script = name if is_only else path or name

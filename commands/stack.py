@@ -91,7 +91,7 @@ def _run_of(process: psutil.Process) -> ActiveRun:
         return runs[below[0]]
     if below:
         raise LaunchError(
-            f"process {process.pid} has {len(below)} launches as descendants",
+            f"process {process.pid} has {len(below)} launches among its descendants",
             where="the command line",
             fix=f"pass the ID of a launch: {', '.join(map(str, below))}",
             code=Code.COMMAND_LINE,

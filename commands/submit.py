@@ -41,7 +41,7 @@ _SAVING_S = 90  # between the stop signal and the time limit, in addition to the
 _EARLIER_S = 60  # SLURM may send a signal this much earlier
 _START_S = 60  # for a job to start, before it has anything to save
 _HERE = {"--submit", "--dry-run", "--show-secrets", *OF_JOBS, "num_machines"}
-"""Flags and settings for this command, which are not passed to the launch in the job."""
+"""Flags and settings that are used only here, and are not passed to the launch in the job."""
 
 _LATE = "the job will run the code that exists when it starts"
 _ENV = TABLE["env"]
@@ -164,7 +164,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
 
 
 def _files_of(root: str) -> list[str]:
-    """Return the tracked files, even in submodules, and others that git does not ignore."""
+    """Return tracked files, including those in submodules, and files that git does not ignore."""
     words = ("ls-files", "-z")
     tracked = git(root, *words, "--recurse-submodules") or ""
     others = git(root, *words, "--others", "--exclude-standard") or ""
@@ -189,7 +189,7 @@ def _profile_variables(request: RemoteJob) -> Iterator[tuple[str, str]]:
 
 
 def _reject_local_flags(parsed: Parsed, settings: Settings) -> None:
-    """Raise for flags and settings that apply to a single machine."""
+    """Raise if flags or settings apply to a single machine."""
     given = [name for name in _SET_BY_SLURM if settings.origin(name).is_for_this_launch]
     asked = {"--in-process": parsed.in_process, "--machine": parsed.machine is not None}
     flags = [flag for flag, is_given in asked.items() if is_given]
@@ -253,14 +253,14 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
 
 
 def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the option for a signal before the time limit; empty if the limit is too short."""
+    """Return the option that requests a stop signal; empty if the time limit is too short."""
     lead_s = settings.grace_period_s + _SAVING_S
     limit_s = _seconds_of(own.get("time", ""))
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:
         return {"signal": f"TERM@{lead_s}"}
     log(
-        f"note: the job is not signaled to save before its time limit: {own['time']} is too short "
-        f"for a signal {lead_s} s earlier"
+        f"note: the job will not be signaled to save before its time limit: {own['time']} is too "
+        f"short for a signal {lead_s} s before the limit"
     )
     return {}
 
@@ -283,13 +283,13 @@ def _gpus(settings: Settings) -> dict[str, str]:
 
 
 def _reject_unwritable(key: str, value: str) -> None:
-    """Raise for values that a batch script cannot contain, or that SLURM would change."""
+    """Raise if a batch script cannot contain `value`, or if SLURM would change it."""
     if not value.isprintable() or (key == "output" and "\\" in value):
         raise ConfigError(
             f"sbatch's option {key} would be {value!r}, which a batch script cannot contain",
             where="the flags, the profile and the working directory",
-            fix="use a name without control characters or line breaks (in file names, also without "
-            "backslashes)",
+            fix="use a name without control characters or line breaks; a file name must not "
+            "contain backslashes either",
             code=Code.JOB,
         )
 
@@ -307,9 +307,9 @@ def _inherited(parsed: Parsed, environ: Mapping[str, str], options: Mapping[str,
     exported = options.get("export", environ.get("SBATCH_EXPORT", "ALL"))
     if secrets and "ALL" not in exported.split(","):
         raise ConfigError(
-            f"{_ENV.variable} contains a secret, which is not written to batch scripts, but sbatch "
-            "is set not to export the environment",
-            where=f"sbatch's option export, which is {exported!r}",
+            f"{_ENV.variable} contains a secret, which the job must inherit from the environment, "
+            "but sbatch is set not to export the environment",
+            where=f"sbatch's `export` option, which is {exported!r}",
             fix="remove that option, or read the secret from a file in the script",
             code=Code.JOB,
         )

@@ -154,7 +154,7 @@ def watch(word: str | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[list[int]]:
-    """Yield a list that contains the terminal's descriptor; empty if stdin is not a terminal."""
+    """Yield the terminal's descriptor in a list, which is empty if stdin is not a terminal."""
     import termios
     import tty
 

@@ -21,7 +21,7 @@ from headway.errors import Code, ConfigError, Problem
 from headway.settings.table import NO, TABLE, YES
 
 HELP_KEY, BACK_KEY = "?", "<"
-"""Replies that are not answers: explain the question, or return to the previous question."""
+"""Replies that are not answers: they explain the question, or return to the previous one."""
 
 _AGAIN = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
 
@@ -141,7 +141,7 @@ def _invalid(question: Question, answer: str) -> Problem | None:
 
 
 def _chosen(question: Question, reply: str) -> str:
-    """Return the choice that `reply` names by value, number, y or n; otherwise `reply` itself."""
+    """Return the choice that `reply` names by value, number, y or n; `reply` if there is none."""
     values = [choice.value for choice in question.choices]
     if reply.isdecimal() and len(reply) < 4 and 0 < int(reply) <= len(values):
         return values[int(reply) - 1]

@@ -40,11 +40,11 @@ _REQUIRED = ("main_address",)
 """Optional settings whose question must be answered if it is asked."""
 
 _PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""Machine 0's address until the user is asked for it, because a missing address is an error."""
+"""The placeholder for machine 0's address until it is entered; a missing address is an error."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
-"""Settings that are valid only for some numbers of processes."""
+"""Settings whose values must be compatible with the number of processes."""
 
 
 _HELP = {
@@ -271,7 +271,7 @@ QUESTIONS = (
 
 
 def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tuple[str, str]:
-    """Return the default (the previous answer if valid) and, for a typed line, its reason."""
+    """Return the default, which is the previous answer if it is valid, and a reason to show."""
     facts, earlier = state.facts, _previous(name, state)
     if choices:
         values = [choice.value for choice in choices]
@@ -298,7 +298,7 @@ def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tupl
 
 
 def _previous(name: str, state: WizardState) -> Raw | None:
-    """Return the undone answer, or the value in the profile."""
+    """Return the answer that the user went back to, or the value in the profile."""
     facts = state.facts
     if name in facts.removed:
         return facts.removed[name]

@@ -52,7 +52,7 @@ def validate(argv: Sequence[str]) -> int:
 
 
 def is_valid(paths: Sequence[str], machine: Machine) -> bool:
-    """Print the machine-independent problems of these profiles when combined, or `ok`."""
+    """Print the combined profiles' machine-independent problems, or `ok` if there are none."""
     try:
         found = profile_problems([read_profile(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
@@ -90,7 +90,7 @@ def launch_problems(
 
 
 def with_idle_gpus(machine: Machine) -> Machine:
-    """Return a copy of the machine with all GPUs marked idle; only launches check GPU usage."""
+    """Return the machine with all GPUs marked idle, because GPU usage is checked only at launch."""
     return machine._replace(
         gpus=tuple(gpu._replace(use=GpuUse(0, 0, ()), claimed_by="") for gpu in machine.gpus)
     )
@@ -122,7 +122,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the canonical values of `entries`; raise `problems` and problems with the values."""
+    """Return the canonical values; raise `problems`, together with any problems in the values."""
     try:
         parse_layers(layers_of(entries))
     except ConfigError as error:

@@ -48,7 +48,7 @@ def show(argv: Sequence[str]) -> int:
 
 
 def _resolved(parsed: Parsed) -> tuple[Settings, Sequence[Problem]]:
-    """Return the settings to show, and the problems that a launch with these settings has."""
+    """Return the settings to show, and the problems that a launch with them would have."""
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     cluster = cluster_layer(environ, layers)
@@ -97,7 +97,7 @@ def path(argv: Sequence[str]) -> int:
 
 
 def list_profiles(argv: Sequence[str]) -> int:
-    """Print the profiles of this user and of the project; a star marks profiles in use."""
+    """Print the profiles of this user and of the project; a star marks the profiles in use."""
     parser = Parser("config list", "List your profiles and the project's; * marks those in use.")
     parser.parse_flags(argv)
     chosen = choose_profile()

@@ -30,7 +30,7 @@ _NAME = "headway"  # default name of the Job
 def export(argv: Sequence[str]) -> int:
     parser = Parser("config export", "Print the settings of a launch for another tool.")
     parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="output format")
-    parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
+    parser.flag("--image", metavar="IMAGE", help="for k8s: an image with Headway and the script")
     parser.flag("--name", metavar="NAME", help="for k8s: the name of the Job (default: headway)")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
@@ -89,7 +89,7 @@ def _assignment(name: str, settings: Settings, style: str) -> str:
         return f"export {TABLE[name].variable}={shlex.quote(text)}"
     if "\n" in text:
         raise ConfigError(
-            f"{name} contains a line break, which an env file cannot express",
+            f"{name} contains a line break, which an env file cannot contain",
             where=str(settings.origin(name)),
             fix="use --format sh",
             code=Code.BAD_VALUE,

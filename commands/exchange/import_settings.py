@@ -175,7 +175,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return num_machines, and num_processes per machine; Accelerate's file contains the total."""
+    """Return num_machines and num_processes, which Accelerate's file counts on all machines."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)

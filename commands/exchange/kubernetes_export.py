@@ -89,7 +89,7 @@ def not_in_kubernetes(settings: Settings, names: Sequence[str]) -> Iterator[str]
 
 
 def _service(name: str) -> Manifest:
-    """Return the headless service that gives each pod a host name, even before it is ready."""
+    """Return the headless service that gives each pod a host name, even before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,6 +1,6 @@
 """Barriers that run before collectives, communicate over the store, and detect mismatched calls.
 
-If a rank is in another call, or cannot reach this one, the error shows both ranks' script lines.
+If a rank is in another call, or cannot reach this call, the error shows both ranks' script lines.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def call_barrier(call: str, detail: str = "") -> list[str] | None:
 def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether ranks may run ahead of the GPUs of these tensors; a barrier would delay them.
 
-    The result is False with TORCH_DISTRIBUTED_DEBUG=INFO: torch's own checks also delay ranks then.
+    With TORCH_DISTRIBUTED_DEBUG=INFO, return False, because torch's own checks delay ranks.
     """
     are_on_gpus = any(kind_of(tensor.device.type).is_numbered for tensor in tensors)
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF

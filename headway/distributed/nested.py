@@ -130,7 +130,7 @@ def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
-    """Create a list or tuple of the type of `obj` from the items of `generator`.
+    """Create an object of the same type as `obj` from the items of `generator`.
 
     Args:
         obj: a list, a tuple or a namedtuple.

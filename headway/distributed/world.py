@@ -166,7 +166,7 @@ def _require_single_process(*, is_rank: bool) -> None:
 
 
 before_leaving: list[Callable[[], None]] = []
-"""Functions that wait for users of the process group, to be called before it is destroyed."""
+"""Functions to call before the process group is destroyed; each waits for users of the group."""
 
 
 def leave_world() -> None:
@@ -190,7 +190,7 @@ if a thread is waiting for the GIL."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Wait for gloo's threads before Python exits: threads that acquire the GIL at exit abort.
+    """Wait for gloo's threads, because a thread that takes the GIL while Python exits aborts it.
 
     See pytorch#190489. After an unhandled exception, this is skipped, because the other ranks are
     still working.
@@ -268,7 +268,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
 
 
 def _refuse_unusable_gpu() -> None:
-    """Raise MachineError if a GPU with a driver is unusable; log a GPU that has no driver."""
+    """Raise MachineError if a GPU with a driver is unusable; log a note if a GPU has no driver."""
     machine = detect_machine()
     if machine.unused_card:
         log_once(f"note: {machine.unused_card}; fix: install the driver")

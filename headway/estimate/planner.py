@@ -72,7 +72,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
         return Devices("cpu", "CPU", memory or _host_bytes(this_machine), count, machines)
     if memory is None:
         raise ConfigError(
-            f"the memory of {name!r} is missing",
+            f"no memory size is given for {name!r}",
             where="--devices",
             fix=f"append it to the name: {name}-40GB",
             code=Code.NO_ESTIMATE,
@@ -81,7 +81,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
 
 
 def devices_of(machine: Machine) -> Devices:
-    """Return a machine's CUDA GPUs, with the memory size of the smallest one, or its CPU."""
+    """Return a machine's CUDA GPUs, with the smallest one's memory; its CPU if it has no GPU."""
     if gpus := machine.gpus_of("cuda"):
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
         if smallest.memory_bytes:
@@ -262,4 +262,4 @@ CONFINED = {
     "TQDM_DISABLE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""Variables that keep libraries from using GPUs, the network, the disk and threads."""
+"""Variables that keep libraries from using GPUs, the network, the disk or threads."""

@@ -51,7 +51,7 @@ class Attempts:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
     def note(self, rank: int, figures: Figures, now: float) -> str:
-        """Add a rank's statistics; at a restart's first new step, return the restart's cost."""
+        """Add a rank's statistics; after a restart, return its cost at the first new step."""
         if rank != 0:
             return ""
         row, count = self.rows[-1], figures.num_steps
@@ -80,7 +80,7 @@ class Attempts:
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
     """Return the fractions of a run's wall time by activity; None if no step was reported.
 
-    Between an attempt's last report and its failure, at most a step or a second counts as training.
+    At most one step or second between an attempt's last report and its failure counts as training.
     """
     if not any(attempt.first for attempt in attempts):
         return None

@@ -224,7 +224,7 @@ def decode(text: bytes) -> RunRecord:
     except (ValueError, RecursionError):
         raise ValueError("is damaged: it is not JSON") from None
     if type(found) is int:
-        raise ValueError(f"has format {found!r:.20}, but this Headway reads {FORMAT}")
+        raise ValueError(f"has format {found!r:.20}, but this version of Headway reads {FORMAT}")
     raise ValueError("is damaged: it has no format number")
 
 

@@ -97,7 +97,7 @@ def script_path(kind: str, name: str) -> str:
 
 
 def packages(path: Iterable[str]) -> dict[str, str]:
-    """Return the versions of installed packages from the names of their metadata folders."""
+    """Return installed packages' versions, read from the names of their metadata folders."""
     found: dict[str, str] = {}
     for folder in path:
         with suppress(OSError):
@@ -167,7 +167,7 @@ def copied_commit(code: str) -> Commit | None:
 
 
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
-    """Return the commit and the uncommitted diff of a folder's repository; None without one.
+    """Return the commit and the uncommitted diff of a folder's repository, if there is one.
 
     Secrets in the diff are masked; a long diff is truncated. Each git command may run for at most
     `within_s` seconds.
@@ -189,7 +189,7 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
 
 
 def _head(root: str) -> str:
-    """Read the commit of HEAD from files; running git would delay the launch."""
+    """Read the commit of HEAD from files, because running git would delay the launch."""
     folder = os.path.join(root, ".git")
     with suppress(OSError), open(os.path.join(folder, "HEAD")) as head:
         name = head.read().removeprefix("ref: ").strip()

@@ -115,7 +115,7 @@ def wake_on_child_exit() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield (pid, wait status) for each exited child; raise ChildProcessError if there is none."""
+    """Yield (pid, wait status) for each exited child; raise ChildProcessError if none is left."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

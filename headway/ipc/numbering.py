@@ -73,7 +73,7 @@ class Numbering(NamedTuple):
         return self.read(environ[self.size]) if self.hosts is None else len(self.hostnames(environ))
 
     def hostnames(self, environ: Environ) -> list[str]:
-        """Return the distinct host names, or an empty list if only their number is set."""
+        """Return the distinct host names, or an empty list if only the number of hosts is set."""
         return list(dict.fromkeys(self.hosts(environ[self.size]).split())) if self.hosts else []
 
 
@@ -116,11 +116,11 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_read_hosts),
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
 }
-"""The first row that counts several processes or machines applies."""
+"""Numberings by name; the first one that counts several processes or machines applies."""
 
 
 def unknown_launcher(environ: Environ = os.environ) -> Numbering | None:
-    """Return the launcher that started this process among several without setting RANK.
+    """Return the launcher that started this process as one of several, without setting RANK.
 
     Return None if there is no such launcher.
     """

@@ -27,7 +27,7 @@ CPUS_VARIABLE = "HEADWAY_CPUS"
 """The cores of one rank, in Linux's list format; read by the process that starts the ranks."""
 VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
-"""Values of `resume` for the newest checkpoint: required, or optional."""
+"""Values of `resume` for the newest checkpoint: `latest` requires one, `if-any` does not."""
 DEVICES = (*sorted((*KINDS, "gpu")),)
 """Values of `device`, besides `auto` and other packages' devices; `gpu` means cuda, xpu or mps."""
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # for get_logger; the first wins
@@ -154,7 +154,7 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return the ranks set by Headway's launcher or torchrun; None without a launcher.
 
-    Raises UsageError if a variable is not a number, if RANK is missing with a WORLD_SIZE above 1,
+    Raises UsageError if a variable is not a number, if RANK is missing and WORLD_SIZE exceeds 1,
     or if RANK is not below WORLD_SIZE.
     """
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":

@@ -99,7 +99,7 @@ def masked_line(pairs: str) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Return code or output with the values of secret names masked."""
+    """Return `text`, which is code or output, with the values of secret names masked."""
 
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]

@@ -115,7 +115,7 @@ class DeviceTimer:
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Call the result of `make_call` once the device has finished this step.
 
-        `make_call` runs immediately, if the step is timed. No step is timed during graph capture.
+        `make_call` runs immediately if the step is timed. No step is timed during graph capture.
         """
         if self._marks:
             self._then = make_call()
@@ -159,7 +159,7 @@ class StepClock:
         self._is_warm = False  # the first step, a warm-up, is done
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
-        """Time the work on `device`, a `torch.device`; use timing events if its kind has them."""
+        """Time the work on `device`, with timing events if the device type supports them."""
         self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)

@@ -112,7 +112,7 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     if word == "idle":
         raise ValueError("the number of idle GPUs is missing: write idle:2")
     if not _is_number(text):
-        raise ValueError("not a count, such as 2, a list, such as 0,2 or 0-3, all or idle:2")
+        raise ValueError("not a count (2), a list (0,2 or 0-3), all or idle:2")
     if int(text) == 0:
         raise ValueError("selects no GPU: write `0,` for GPU 0, or --cpu for none")
     return DeviceSpec(first=int(text))

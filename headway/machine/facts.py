@@ -20,7 +20,7 @@ WHEELS = (
     ("cu128", (12, 8), (7, 5), (12, 1)),
     ("cu130", (13,), (7, 5), (99, 0)),
 )
-"""PyTorch's builds: index, minimum CUDA, first and last compute capability with kernels.
+"""PyTorch's builds: index, minimum CUDA version, first and last compute capability with kernels.
 
 Source: pytorch's RELEASE.md, PyTorch CUDA Support Matrix, 2.11 to 2.14."""
 
@@ -195,7 +195,7 @@ class Machine(NamedTuple):
         return None
 
     def missing_kernels(self, gpus: Sequence[Gpu]) -> str:
-        """Describe a GPU for which the official torch build lacks kernels; empty if none does."""
+        """Describe a GPU without kernels in the official torch build; empty if there is none."""
         cuda = self.torch and self.torch.cuda
         builds = [row for row in WHEELS if cuda and row[1] <= numbers(cuda)]
         for gpu in gpus if builds else ():

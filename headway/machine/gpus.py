@@ -56,7 +56,7 @@ def with_gpus(
 
 
 def gpu_fixes(machine: Machine, device: str = "") -> list[str]:
-    """Return fixes for unusable GPUs (only of the given kind, if any); empty if there are none."""
+    """Return fixes for unusable GPUs; if `device` is set, only for GPUs of that kind."""
     if device not in ("", machine.gpu_kind):
         is_listed = device in machine.listed_kinds
         return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
@@ -223,7 +223,7 @@ class _NvidiaSmi:
 
 
 def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
-    """Add the GPUs in the kernel's list of compute nodes, which includes CPUs.
+    """Add the GPUs in the kernel's list of compute nodes, which also contains CPUs.
 
     Source: the kernel's amdkfd, kfd_topology.c. amdsmi reports more facts than planning needs, and
     must match the installed ROCm.

@@ -45,5 +45,7 @@ def _read(data: Any) -> Machine:
         raise SchemaError("", "is not an object with a version")
     version = data.pop("version")
     if type(version) is not int or version != VERSION:
-        raise SchemaError("version", f"is {version!r}, but this Headway reads version {VERSION}")
+        raise SchemaError(
+            "version", f"is {version!r}, but this version of Headway reads format {VERSION}"
+        )
     return read(Machine, data)

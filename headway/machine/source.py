@@ -149,8 +149,8 @@ def count_oom_kills(root: str = "/") -> int:
 def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:
     """Yield the text of a file in each of this process's cgroups, and in each of their ancestors.
 
-    A missing file yields an empty string. In a container, possibly only the files at the mount
-    point exist.
+    A missing file yields an empty string. In a container, the files may exist only at the mount
+    point.
     """
     for line in source.read("proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

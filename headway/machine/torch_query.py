@@ -1,4 +1,4 @@
-"""Device detection by torch in a subprocess; its result overrides the other probes."""
+"""Device detection by torch in a subprocess; its result overrides those of the other probes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TorchDevices(NamedTuple):
 
 
 def query_torch(source: Source, device: str, *words: str) -> TorchDevices:
-    """Query torch in a subprocess; raise OSError if it does not start, import torch or respond."""
+    """Query torch in a subprocess; raise OSError if it fails to start, import torch or respond."""
     command = [sys.executable, "-m", "headway.devices.list_devices", device, *words]
     lines = source.output_of(command).splitlines()
     try:

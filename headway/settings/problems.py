@@ -417,7 +417,7 @@ def _problem(
 ) -> list[Problem]:
     """Return a problem with the settings `names`; the first is the one to change.
 
-    Return no problem if one of these settings is invalid: that is reported, and may be the cause.
+    Return no problem if one of these settings is invalid, because it is reported separately.
     """
     concerned = [name.partition(".")[0] for name in names]
     if any(name in settings.invalid for name in concerned):

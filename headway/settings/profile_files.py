@@ -158,7 +158,7 @@ def shown(path: str) -> str:
 
 
 def exists(path: str) -> bool:
-    """Return whether `path` exists, even as a broken link; raise ConfigError if this is unknown."""
+    """Return whether `path` exists, even as a broken link; raise ConfigError if the check fails."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -166,7 +166,7 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
 
 
 def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
-    """Return the problem of an unknown name, and the setting that was probably meant, if any."""
+    """Return the problem to report for an unknown name, and the setting probably meant, if any."""
     what, known = f"unknown setting {name!r}", {name: name for name in TABLE}
     if origin.layer is Layer.ENVIRONMENT:
         what = f"unknown variable {name}"

@@ -116,7 +116,7 @@ class Settings:
     shard_size: Setting[int | None] = Setting(
         Count(2),
         None,
-        "with hsdp: ranks to shard each copy of the model over (default: the ranks of a machine)",
+        "with hsdp: number of ranks that share a copy of the model (default: ranks per machine)",
         metavar="N",
         example="8",
         applies_to="hsdp",
@@ -370,7 +370,7 @@ class Settings:
         return all(self.origin(name).is_user_set for name in names)
 
     def is_overridden(self, name: str, by: str) -> bool:
-        """Return whether the layer that sets `by` has a higher precedence than that of `name`."""
+        """Return whether the layer that sets `by` overrides the layer that sets `name`."""
         return Layer.DETECTED < self.origin(name).layer < self.origin(by).layer <= Layer.FLAG
 
 

@@ -155,7 +155,7 @@ class JsonlTracker(GeneralTracker):
 
 
 def _create(folder: Path) -> IO[bytes]:
-    """Create the file of a new run; its name gets a number if a run started in the same second."""
+    """Create the file of a new run; append a number to its name if another run has that name."""
     name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
     while True:
         extra = "" if number == 1 else f"-{number}"

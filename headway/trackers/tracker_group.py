@@ -92,7 +92,8 @@ class Tracking:
     """The trackers of a run; by default, only rank 0 calls them.
 
     `log_with` contains the requested trackers, as names or as the script's instances. `trackers`
-    contains the active run's trackers; ranks other than 0 omit those with `main_process_only`.
+    contains the active run's trackers; on ranks other than 0, it omits those with
+    `main_process_only`.
     """
 
     def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:

@@ -131,7 +131,7 @@ def test_a_job_too_short_for_a_signal_has_none_and_is_told_so(
 ) -> None:
     text = submitted(*flags, script)
     assert "signal" not in options_in(text)
-    assert "not signaled to save before its time limit" in text
+    assert "not be signaled to save before its time limit" in text
 
 
 def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(

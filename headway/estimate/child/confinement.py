@@ -44,7 +44,7 @@ _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # sqlite databases
 
 
 class Denied(PermissionError):
-    """Raised if a script would change something. It is an OSError, which many scripts handle."""
+    """Raised for a denied change; an OSError, because many scripts handle OSErrors."""
 
 
 class Confinement:

@@ -127,7 +127,7 @@ def patch_load_device(device: torch.device) -> None:
 
 
 def patch_cuda(name: str, memory_bytes: int, count: int) -> None:
-    """Patch torch.cuda and torch.accelerator: queries report these GPUs, other calls do nothing."""
+    """Patch torch.cuda and torch.accelerator: queries report these GPUs; other calls do nothing."""
     major, minor = _CAPABILITY
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),

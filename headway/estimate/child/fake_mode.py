@@ -35,7 +35,7 @@ _MAKERS = {
     *(_aten.rand, _aten.randn, _aten.linspace, _aten.scalar_tensor, _aten.eye, _aten.tril_indices),
     *(_aten.triu_indices, _aten.bernoulli, _aten.lift_fresh),
 }
-"""Operators whose results are known without tensor arguments; `empty`'s values are not known."""
+"""Operators that create known values without tensor arguments, unlike `empty`."""
 
 
 class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
