@@ -122,7 +122,7 @@ class Failure(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code; 1 after os._exit(0), or a crash with a save's exit code."""
+        """The launcher's exit code; 1 after os._exit(0), or if a crash has a save's exit code."""
         is_unsaved = self.first.crash is not None and self.first.code == STOPPED_AND_SAVED
         return 1 if is_unsaved else shell_exit_code(self.first.code) or 1
 
@@ -224,7 +224,7 @@ def _crash_line(crash: Crash) -> Stack:
 
 
 def describe_killed(exits: Iterable[RankExit]) -> str:
-    """Return a clause that names the ranks that were killed after the grace period, if any."""
+    """Return a clause that names the ranks killed after the grace period, if any."""
     after_s = {end.rank: end.killed_after_s for end in exits if end.killed_after_s is not None}
     if not after_s:
         return ""

@@ -18,7 +18,7 @@ from headway.launcher.multinode.network import NOTICE_AFTER_S
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
-"""The exit code of a run that failed outside its ranks; it is the same as LaunchError's."""
+"""The exit code of a run that failed outside its ranks; it equals that of LaunchError."""
 
 SETTLE_S = 3.0  # wait for machines beyond the minimum
 _MAX_SHOWN = 12  # differences between machines

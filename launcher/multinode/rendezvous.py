@@ -47,8 +47,8 @@ class RunEnded(Exception):
 class Rendezvous(RendezvousHandler):
     """Rendezvous for a run on a single machine.
 
-    Each attempt is a round with a new store. In an old store, torch would reuse the keys, and read
-    the addresses of dead processes. The ranks receive `run_id`.
+    Each attempt is a round with a new store. With an old store, torch would reuse its keys and read
+    the addresses of exited processes. The ranks receive `run_id`.
     """
 
     machine = 0  # the rank of this machine, once the first round has started

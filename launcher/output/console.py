@@ -168,7 +168,7 @@ class Console:
         return " and ".join(_NAMES[target] for target, s in self._sinks.items() if s is sink)
 
     def _drop(self, sink: Sink) -> None:
-        """Redirect a failed stream, so that flushing it succeeds: stderr to stdout if possible."""
+        """Redirect a failed stream to /dev/null, or stderr to stdout, so that it can be flushed."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
         for target, other in self._sinks.items():

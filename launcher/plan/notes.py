@@ -74,7 +74,7 @@ _NO_EFFECT_RULES: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]
         lambda plan: plan.program.kind == "program",
     ),
 )
-"""Settings that another setting makes ineffective, each with the condition to print and a test."""
+"""Settings that another setting makes ineffective, each with the printed condition and its test."""
 
 
 def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:

@@ -133,7 +133,7 @@ def _owner(name: str) -> str:
 
 
 def _claim(uuids: Sequence[str]) -> bool:
-    """Claim all of these GPUs or none; return whether they were claimed.
+    """Claim all of the GPUs or none; return whether they were claimed.
 
     Claims last until this process, or the script that replaces it, exits. Names are bound in sorted
     order: if two launches want the same GPUs, one of them fails at the first name, before it claims
