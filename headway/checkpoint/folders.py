@@ -291,7 +291,7 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_saved_at(folder: Path) -> float:
-    """Return the current time or, if the clock was set back, a time later than all manifests'."""
+    """Return the current time or, if the clock was set back, a time later than in all manifests."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
@@ -453,7 +453,7 @@ def remove_leftovers(project: Path) -> None:
 
 
 class SaveStatus(str, Enum):
-    """A checkpoint's state, read from its manifest and file sizes; checksums are not verified.
+    """A checkpoint's state, based on its manifest and file sizes; checksums are not verified.
 
     INCOMPLETE: files are missing or have the wrong size, or the save has not finished. UNREADABLE:
     the manifest or a file cannot be read; `headway checkpoint verify` reports the reason.

@@ -128,7 +128,7 @@ class LoaderSet:
     # ------------------------------------------------------------------ iterations
 
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> LoaderIteration:
-        """Start an iteration at the loader's position; a nested one starts at the epoch's start.
+        """Start an iteration at the loader's position or, if it is nested, at the epoch's start.
 
         Until the first training step, each iteration also restores the saved generator states.
         """

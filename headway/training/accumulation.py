@@ -150,7 +150,7 @@ class Accumulation:
 
     @property
     def is_before_last_backward(self) -> bool:
-        """Whether only the last micro-batch of an optimizer step lacks its gradients."""
+        """Whether only the last backward pass of an optimizer step is missing."""
         return self.num_backward > 0 and self.sync_gradients and bool(self.step.is_fresh)
 
     def state_dict(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Accumulation:
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter `context`, and reject token counts in it: the last pass is unknown."""
+        """Enter `context`, and reject token counts in it, because the last pass is unknown."""
         before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:

@@ -253,7 +253,7 @@ def _note_discarded(num_backward: int) -> None:
     if rank_and_size()[0] == 0:
         log_once(
             "note: zero_grad() of a prepared optimizer discarded the gradients of"
-            f" {num_backward} earlier micro-batches, which no step has used; fix: call"
+            f" {num_backward} earlier micro-batches before a step used them; fix: call"
             " optimizer.zero_grad() after optimizer.step()"
         )
 
