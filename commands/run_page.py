@@ -260,7 +260,7 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
 
 
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
-    """Return a bar per rank, divided by phase and scaled to the longest bar."""
+    """Return one bar per rank, divided into phases and scaled to the longest bar."""
     every = [row for rows in figures.values() for row in rows]
     phases = [phase for phase in _PHASES if any(getattr(row, phase[1]) for row in every)]
     totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}

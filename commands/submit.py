@@ -91,7 +91,7 @@ def submit(request: RemoteJob) -> int:
 
 
 def _snapshot(request: RemoteJob, settings: Settings, into: str, inherited: _JobEnv) -> Relocated:
-    """Copy the program's code into `into`; return the program in the copy and its variables."""
+    """Copy the program's code into `into`; return the copied program and its variables."""
     program, folder, written = request.program, os.getcwd(), inherited.written
     if settings.snapshot == OFF:
         return Relocated(program, {})
@@ -218,7 +218,7 @@ def _resolved(layers: Sequence[Entries], machine: Machine, environ: Mapping[str,
 
 
 def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
-    """Return the options of sbatch; the setting `sbatch` overrides all other settings."""
+    """Return the options for sbatch; the setting `sbatch` overrides all other settings."""
     own = settings.sbatch
     pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if 'array' in own else '%j'}.log"
     options = {

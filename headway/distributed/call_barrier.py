@@ -320,7 +320,7 @@ class _CallBarriers:
             (store or self._store).set(f"where/{self._rank}", text)
 
     def _watch(self, store: Any) -> None:
-        """In a thread, report the collective that blocks this rank while other ranks are waiting.
+        """Run in a thread: while other ranks wait, report the collective that blocks this rank.
 
         A late report is harmless, because all ranks complete a collective together.
         """

@@ -48,7 +48,7 @@ class Event(Protocol):
 class Tally:
     """Timing of consecutive steps.
 
-    Steps of several optimizers count as one step if they have the same number.
+    Steps of several optimizers count as one step if they have the same step number.
     """
 
     __slots__ = ("num_steps", "samples", "settled", "spent", "step")
@@ -81,7 +81,7 @@ class DeviceTimer:
     evaluation, is not timed.
 
     `record` records an event in the queue and returns it; if an event is passed, it is reused. A
-    step is not timed if `record` returns None, as during the capture of a CUDA graph, or raises
+    step is not timed if `record` returns None, for example during CUDA graph capture, or raises
     RuntimeError because the device failed.
     """
 

@@ -130,7 +130,7 @@ def _machine_problems(settings: Settings) -> Iterator[Problem]:
     if rank is not None and rank >= machines:
         there = f"the ranks are 0 to {machines - 1}"
         remedies: list[str] = [
-            change(settings, "machine_rank", machines - 1, "as ranks start at 0"),
+            change(settings, "machine_rank", machines - 1, "because ranks start at 0"),
             change(settings, "num_machines", rank + 1),
         ]
         if machines == 1:

@@ -163,7 +163,7 @@ def _unknown(wanted: Any) -> UsageError:
 
 
 def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
-    """Raise UsageError for unknown tracker names; trackers that are not in use are accepted."""
+    """Raise UsageError for unknown tracker names; accept known trackers that are not in use."""
     known = [*own, *LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
