@@ -61,6 +61,11 @@ _SAME_OBJECTS = (
     "prepare and register the same objects, in the same order, as the run that saved the checkpoint"
 )
 
+_SAME_SIZES = (
+    "create the model with the sizes and dtypes of the run that saved the checkpoint, or use"
+    " another project_dir"
+)
+
 
 def state_of(
     training: Training,
@@ -150,7 +155,7 @@ class SavedState:
         for name in live.keys() & saved.keys():
             if isinstance(live[name], torch.Tensor):
                 facts = _describe_value(saved[name]), _describe_value(live[name])
-                self.require_equal(f"{name!r} of {model}", *facts)
+                self.require_equal(f"{name!r} of {model}", *facts, fix=_SAME_SIZES)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
         """Restore the state of the training run, and the weights of these models.
@@ -261,7 +266,12 @@ class Optimizers(_Objects):
             for number, (ours, other) in enumerate(pairs):
                 if not checkpoint.strict or None in (ours[0], other[0]):
                     ours, other = ours[1:], other[1:]  # parameters outside of models have no names
-                checkpoint.require_equal(f"parameter {number} of {name}", ours, other)
+                what, fix = f"parameter {number} of {name}", _SAME_OBJECTS
+                if ours[0] == other[0] and ours[1:]:  # the same name
+                    owner, _, weight = ours[0].partition(".")
+                    what, fix = f"shape of {weight!r} of model {owner}", _SAME_SIZES
+                    ours, other = ours[1], other[1]
+                checkpoint.require_equal(what, ours, other, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         for name, saved, optimizer in self.pairs(checkpoint):

@@ -21,7 +21,14 @@ from headway.data.division import Division, Offset, ShardedBatch, samples_in
 from headway.data.epochs import LoaderIteration
 from headway.data.generators import preserve_generators
 from headway.data.order import Draws, SampleOrder
-from headway.data.script_loaders import batch_size_of, changed, is_plain, len_of, num_repeats
+from headway.data.script_loaders import (
+    batch_size_of,
+    changed,
+    distributed_sampler_of,
+    is_plain,
+    len_of,
+    num_repeats,
+)
 from headway.data.seeds import SeededIndices
 from headway.distributed.call_barrier import call_barrier
 from headway.distributed.nested import for_each_tensor, leaves
@@ -307,9 +314,28 @@ class PreshardedSource(BatchSource):
         self.lookahead = None if self._source.lookahead is None else self
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
+        self._sampler, self._is_compared = distributed_sampler_of(loader), False
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
+        if not self._is_compared:
+            self._compare_samplers()
         return self._with_others(self._source.begin(iteration), iteration)
+
+    def _compare_samplers(self) -> None:
+        """Raise UsageError if the ranks' DistributedSamplers draw different orders."""
+        own, self._is_compared = self._sampler, True
+        seed = None if own is None else own.seed if own.shuffle else 0
+        shuffle = None if own is None else own.shuffle
+        name = _differing(**{"shuffle=": shuffle, "seed=": seed})
+        if name:
+            raise UsageError(
+                f"the ranks' DistributedSamplers have different {name}, so the ranks repeat some"
+                " samples and omit others",
+                where=LOOP,
+                fix=f"pass the same {name} to DistributedSampler on all ranks; it divides the data"
+                " by rank",
+                code=Code.DATA_DIFFERS,
+            )
 
     def _with_others(self, items: Iterator[Item], iteration: LoaderIteration) -> Iterator[Item]:
         taken, first = iteration.start.taken.batches, NoBatch
@@ -400,14 +426,10 @@ def checksum_of(samples: Any) -> int:
 
 def require_same(**facts: object) -> None:
     """Raise UsageError if facts about the data differ between ranks; ignore facts that are None."""
-    texts = call_barrier(LOOP, "\n".join(map(str, facts.values())))
-    if texts is None:
-        return
-    columns = zip(facts, zip(*(text.split("\n") for text in texts), strict=True), strict=True)
-    differ = [name for name, values in columns if "None" not in values and len({*values}) > 1]
-    if differ:
+    name = _differing(**facts)
+    if name:
         raise UsageError(
-            f"the ranks' datasets have different {differ[0]}, so they cannot be sharded",
+            f"the ranks' datasets have different {name}, so they cannot be sharded",
             where=LOOP,
             fix="create the same data and draw the same order on all ranks: call set_seed(...)"
             " first, and seed your own generators, such as random.Random(0) in a sampler; or, if"
@@ -415,6 +437,14 @@ def require_same(**facts: object) -> None:
             "DataLoaderConfiguration(already_sharded=True))",
             code=Code.DATA_DIFFERS,
         )
+
+
+def _differing(**facts: object) -> str | None:
+    """Return the name of the first fact that differs between ranks, except facts that are None."""
+    texts = call_barrier(LOOP, "\n".join(map(str, facts.values()))) or []
+    columns = zip(facts, zip(*(text.split("\n") for text in texts), strict=True), strict=False)
+    differ = (name for name, values in columns if "None" not in values and len({*values}) > 1)
+    return next(differ, None)
 
 
 def _value(data: Any) -> Any:

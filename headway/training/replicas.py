@@ -30,9 +30,10 @@ _FIX_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
 _FIX_WEIGHTS = (
     "prepare the model and its optimizer; call the prepared model itself, not"
     " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
-    " each forward pass, with the sum of its losses; replace layers before prepare(); make the"
-    " same manual weight changes on all ranks. If weights should differ, pass"
-    " DistributedDataParallelKwargs(compare_weights=False)"
+    " each forward pass, with the sum of its losses; replace layers and cast or move the model"
+    " before prepare(), not after; to train through a method other than forward, pass its name:"
+    " Accelerator(forward_methods=['method']); make the same manual weight changes on all ranks. If"
+    " weights should differ, pass DistributedDataParallelKwargs(compare_weights=False)"
 )
 _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
 

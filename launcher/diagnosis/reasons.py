@@ -144,7 +144,8 @@ REASONS = (
         "wrapped_model",
         lambda crash: crash.kind == "AttributeError" and contains(crash.message, WRAPPED_MODEL),
         "with several ranks, the prepared model is wrapped: access its attributes with "
-        "accelerator.unwrap_model(model)",
+        "accelerator.unwrap_model(model); to train through a method other than forward, also pass "
+        "Accelerator(forward_methods=['method'])",
     ),
     _for_crash(
         "no_input",

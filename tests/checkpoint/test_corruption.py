@@ -119,6 +119,17 @@ def test_an_average_of_a_wrapped_model_is_refused_with_how_to_make_it(tmp_path: 
         assert fix in caught.value.problems[0].fix
 
 
+def test_a_layer_of_another_size_is_named(tmp_path: Path) -> None:
+    for size in (2, 3):
+        accelerator, model = Accelerator(cpu=True), torch.nn.Linear(size, 1)
+        accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+        if size == 2:
+            accelerator.save_state(tmp_path)
+    with pytest.raises(CheckpointError, match=r"shape of 'weight' of model 0: \[1, 2\]") as caught:
+        accelerator.load_state(tmp_path)
+    assert "project_dir" in caught.value.problems[0].fix
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return os.mkdir, ("exploded",)

@@ -295,6 +295,19 @@ def sharded(kind: str) -> tuple[Accelerator, Any]:
     return Accelerator(), DataLoader(Shards(shards), 2)
 
 
+@with_ranks(2)
+def test_samplers_of_torch_that_draw_different_orders_are_refused() -> None:
+    own = Accelerator(dataloader_config=DataLoaderConfiguration(already_sharded=True))
+    for is_shuffled in (False, True):
+        sampler: Any = DistributedSampler(range(9), WORLD, RANK, shuffle=is_shuffled, seed=RANK)  # type: ignore[arg-type]
+        loader = own.prepare(DataLoader(range(9), 2, sampler=sampler))  # type: ignore[arg-type]
+        if not is_shuffled:
+            assert len([*loader]) == 3, "the seed is unused"
+            continue
+        with pytest.raises(UsageError, match="DistributedSamplers have different seed="):
+            next(iter(loader))
+
+
 @with_ranks(1, 3, long=(2,))
 def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
     streams = "a part of a stream", "a part of a stream without a state", "shards"

@@ -85,7 +85,11 @@ NO_SPACE = "[Errno 28] No space left on device"
         ),
         ("OSError", f"_multiprocessing.SemLock(\n{NO_SPACE}", "--shm-size"),
         ("OSError", NO_SPACE, "free space"),
-        ("AttributeError", "'DistributedDataParallel' object has no attribute 'w'", "unwrap_model"),
+        (
+            "AttributeError",
+            "'DistributedDataParallel' object has no attribute 'w'",
+            "forward_methods",
+        ),
         ("AttributeError", "'Net' object has no attribute 'w'", "fix the script at the line"),
         ("EOFError", "EOF when reading a line", "as an argument"),
         ("EOFError", "Ran out of input", "fix the script at the line"),
