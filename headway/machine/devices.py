@@ -44,13 +44,17 @@ class DeviceSpec(NamedTuple):
     def select(self, gpus: Sequence[Gpu]) -> Selection:
         """Select from a machine's visible GPUs.
 
-        A selection by count (`all`, `3`, `idle:2`) skips unusable GPUs; a named GPU must be usable.
+        A selection by count (`all`, `3`, `idle:2`) skips unusable GPUs, and MIG slices unless all
+        usable devices are slices; a named GPU must be usable.
         """
         if self.named is not None:
             return self._select_named(gpus)
         reasons = [gpu.obstacle if self.idle is None else _busy_reason(gpu) for gpu in gpus]
+        if any(not gpu.slice_of and not why for gpu, why in zip(gpus, reasons, strict=True)):
+            reasons = [_IS_SLICE if g.slice_of else r for g, r in zip(gpus, reasons, strict=True)]
         usable = [index for index, reason in enumerate(reasons) if not reason]
-        skipped = [f"GPU {index}: {reason}" for index, reason in enumerate(reasons) if reason]
+        labels = gpu_labels(gpus)
+        skipped = [f"{labels[i]}: {reason}" for i, reason in enumerate(reasons) if reason]
         wanted = self.first if self.idle is None else self.idle
         problems = []
         if wanted is not None and len(usable) < wanted:
@@ -66,10 +70,11 @@ class DeviceSpec(NamedTuple):
     def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
         chosen, problems = _find(self.named or (), gpus)
         twice = {index for index in chosen if chosen.count(index) > 1}
+        labels = gpu_labels(gpus)
         obstacles = [
-            f"GPU {i} cannot be used: {gpus[i].obstacle}" for i in chosen if gpus[i].obstacle
+            f"{labels[i]} cannot be used: {gpus[i].obstacle}" for i in chosen if gpus[i].obstacle
         ]
-        repeated = [f"GPU {index} is listed twice, once by its UUID" for index in sorted(twice)]
+        repeated = [f"{labels[index]} is listed twice, once by its UUID" for index in sorted(twice)]
         return Selection(tuple(chosen), problems=(*problems, *repeated, *obstacles))
 
     def __str__(self) -> str:
@@ -124,6 +129,22 @@ _RANGE = r"([0-9]{1,4})-([0-9]{1,4})"
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
 
+_IS_SLICE = "it is a MIG slice, which is used only if devices contains its UUID"
+
+
+def has_ambiguous_indices(gpus: Sequence[Gpu]) -> bool:
+    """Return whether indices are ambiguous: tools number GPUs, and these include MIG slices."""
+    owners = {gpu.slice_of or gpu.uuid for gpu in gpus}
+    return len(owners) > 1 and any(gpu.slice_of for gpu in gpus)
+
+
+def gpu_labels(gpus: Sequence[Gpu]) -> list[str]:
+    """Return the GPUs' labels in messages: "GPU 0", or UUIDs if indices are ambiguous."""
+    if has_ambiguous_indices(gpus):
+        return [gpu.uuid for gpu in gpus]
+    return [f"GPU {index}" for index in range(len(gpus))]
+
+
 def _is_number(text: str) -> bool:
     """Return whether the text is a number of at most four digits."""
     return text.isascii() and text.isdecimal() and len(text) <= 4
@@ -157,6 +178,9 @@ def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[
     found: list[int] = []
     problems: list[str] = []
     for name in names:
+        if isinstance(name, int) and has_ambiguous_indices(gpus):
+            problems.append(f"the index {name} is ambiguous, because there are MIG slices: use UUIDs")
+            continue
         if isinstance(name, int):
             matches = [name] if name < len(gpus) else []
         else:

@@ -13,7 +13,7 @@ from headway.ipc.choices import FSDP, HSDP, PRECISIONS, other_precisions
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
-from headway.machine.devices import ALL, Selection
+from headway.machine.devices import ALL, Selection, gpu_labels
 from headway.machine.facts import Gpu, Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import try_resolve
@@ -309,7 +309,8 @@ def _gpu_problems(settings: Settings, machine: Machine) -> list[Problem]:
         return [item._replace(where="device: auto") if is_detected else item for item in found]
     selection = settings.devices.select(visible)
     if selection.problems:
-        exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))
+        labels = [label.removeprefix("GPU ") for label in gpu_labels(visible)]
+        exists = ", ".join(f"{labels[i]} {gpu.name}" for i, gpu in enumerate(visible))
         return _problem(
             settings,
             Code.NO_SUCH_GPU,

@@ -16,6 +16,7 @@ from headway.launcher.plan.plan import (
     without_secrets,
 )
 from headway.launcher.plan.program import HOOKS
+from headway.machine.devices import gpu_labels
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, Settings
 
@@ -29,7 +30,9 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
         ("hooks", *_hooked(plan)),
     ]
     if plan.gpus:
-        start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.describe()))
+        labels = gpu_labels(plan.machine.visible_gpus)
+        gpus = [labels[index].removeprefix("GPU ") for index in plan.gpus]
+        start.append(("gpus", ", ".join(gpus), settings.devices.describe()))
     if plan.cpus:
         cores = "; ".join(dict.fromkeys(plan.cpus))
         start.append(("cores", cores, str(settings.origin("numa_binding"))))

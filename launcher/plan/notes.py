@@ -11,6 +11,7 @@ from headway.ipc.origin import Layer
 from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.plan.plan import LaunchPlan, counted
+from headway.machine.devices import gpu_labels
 from headway.settings.setting import Scope
 from headway.settings.table import NO, RAW, TABLE, Settings
 
@@ -87,7 +88,8 @@ def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:
     if settings.origin("devices").is_for_this_launch and devices.first is not None:
         yield f"devices {devices} = {devices.describe()}"
     if devices.idle is not None:
-        yield f"devices {devices} = GPU {', '.join(map(str, selection.indices))}"
+        labels = gpu_labels(machine.visible_gpus)
+        yield f"devices {devices} = {', '.join(labels[index] for index in selection.indices)}"
     yield from (f"skipped {reason}" for reason in selection.skipped)
     if machine.mask_error is not None:
         yield f"{machine.mask_error}: {machine.describe_gpus()}"
@@ -97,7 +99,7 @@ def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:
         yield f"{kernels}; fix: {'; or '.join(kernel_fixes(machine))}"
     if machine.driver_fault:
         yield f"{kind_of(settings.device).tool} reports: {machine.driver_fault}"
-    slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
+    slices = sum(bool(machine.visible_gpus[index].slice_of) for index in selection.indices)
     if slices > 1 and devices.size is None:
         yield f"only one of {slices} MIG slices is used: CUDA exposes only one to a process"
 

@@ -100,10 +100,10 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
     if not plan.gpus:
         return {}
     machine, visible = plan.machine, plan.machine.visible_gpus
-    has_slices = any(visible[index].slice_of for index in plan.gpus)
+    has_slices = any(gpu.is_mig for gpu in machine.gpus)  # CUDA's indices do not count slices
     changes: Variables = {}
     if has_slices or plan.gpus != tuple(range(len(visible))):
-        names = [gpu.uuid if has_slices else name for name, gpu in machine.named_gpus]
+        names = [(has_slices and gpu.uuid) or name for name, gpu in machine.named_gpus]
         mask = ",".join(names[index] for index in plan.gpus)
         changes[machine.mask_variable] = _from(plan.settings, "devices", mask)
     if _orders_gpus_by_speed(machine) and machine.mask is None and _ORDER not in plan.inherited:

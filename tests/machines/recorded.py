@@ -274,6 +274,7 @@ RECORDINGS: dict[str, Recording] = {
     ),
     "gpu_prohibited": server([{**h100s(1)[0], "mode": 2}, h100s(2)[1]]),
     "gpu_mig": server([MIG]),
+    "gpu_mig_mixed": server([MIG, *h100s(3)[1:]]),
     "gpu_ecc_errors": server([{**h100s(1)[0], "ecc": 3}, h100s(2)[1]]),
     "mac_m2": mac(),
     "mac_rosetta": mac(architecture="x86_64"),

@@ -15,7 +15,7 @@ from headway.settings.resolve import resolve
 from tests.launcher.plan.planning import plan as plan_for
 from tests.launcher.plan.planning import planned, refusal
 from tests.launcher.plan.planning import set_by as variables
-from tests.machines.recorded import load
+from tests.machines.recorded import UUIDS, load
 
 MIG = "MIG-a1b2c3d4-0000-5000-8000-00000000000"
 SECOND_UUID = load("gpu_8_h100").gpus[2].uuid
@@ -37,6 +37,9 @@ SECOND_UUID = load("gpu_8_h100").gpus[2].uuid
         ("gpu_mig", {}, "cuda", (0,), f"{MIG}1"),
         ("gpu_mig", {"devices": "1,"}, "cuda", (1,), f"{MIG}2"),
         ("gpu_mig", {"devices": f"{MIG}2"}, "cuda", (1,), f"{MIG}2"),
+        ("gpu_mig_mixed", {}, "cuda", (2, 3), ",".join(UUIDS[1:3])),
+        ("gpu_mig_mixed", {"devices": UUIDS[2]}, "cuda", (3,), UUIDS[2]),
+        ("gpu_mig_mixed", {"devices": "idle:1"}, "cuda", (2,), UUIDS[1]),
         ("mac_m2", {}, "mps", (), None),
         ("mac_m2", {"device": "gpu"}, "mps", (), None),
         ("mac_m2", {"device": "mps", "devices": "1"}, "mps", (), None),
@@ -60,6 +63,8 @@ def test_the_device_and_its_gpus(
         ("gpu_2_one_busy", {"devices": "idle:1"}, "skipped GPU 0: used by process 31337"),
         ("gpu_exclusive", {}, "exclusive-process, and process 4242 uses it"),
         ("gpu_prohibited", {}, "compute mode is prohibited"),
+        ("gpu_mig_mixed", {}, f"skipped {MIG}2: it is a MIG slice"),
+        ("gpu_mig_mixed", {"devices": "idle:1"}, f"devices idle:1 = {UUIDS[1]}"),
         ("mask_minus_one", {}, "4 GPUs not used: CUDA_VISIBLE_DEVICES='-1'"),
         ("mask_minus_one", {}, "unset CUDA_VISIBLE_DEVICES"),
     ],
@@ -118,6 +123,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("gpu_mig", {"devices": "2"}, ("devices is '2', but CUDA shows each process only one MIG",)),
     ("gpu_mig", {"devices": "idle:1"}, ("its driver does not report its usage",)),
     ("gpu_mig", {"devices": "0,1"}, ("only one MIG slice",)),
+    ("gpu_mig_mixed", {"devices": "2-4"}, ("index 2 is ambiguous", f"{UUIDS[1]} NVIDIA H100")),
     ("mac_13", {"device": "gpu"}, ("macOS 13.7.4 is older than 14.0", "update macOS")),
     ("mac_m2", {"num_processes": "2"}, ("MPS supports only one process", "device cpu")),
     ("laptop_cpu", {"device": "mps"}, ("not a Mac", "--device cpu")),
