@@ -11,7 +11,6 @@ from typing import NamedTuple
 from headway import errors
 from headway.commands.flags import Parser, usage_error
 from headway.commands.tables import print_table
-from headway.errors import did_you_mean
 
 _ROW = re.compile(r"^\| (HW\d+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
 
@@ -57,7 +56,5 @@ def _page_of(word: str) -> Page:
     pages = read_pages()
     page = pages.get(word.strip("[]").upper())
     if page is None:
-        close = did_you_mean(word.upper(), pages)
-        what = f"unknown error {word!r}" + (f"; did you mean {close!r}?" if close else "")
-        raise usage_error(what, fix="run `headway explain` to list all errors")
+        raise usage_error(f"unknown error {word!r}", fix="run `headway explain` to list all errors")
     return page

@@ -231,7 +231,8 @@ def _print_plan(launch: _Launch) -> int | None:
             log(f"note: {_misplaced_flags(plan.program, launch.parser.known)}")
         if not (plan.is_rank or plan.program.is_asked_for_help) and _mentions_rank(plan.program):
             flag = TABLE["num_processes"].as_flag(1)
-            log(f"note: {shown(plan.program.name)} mentions RANK, which is set only with {flag}")
+            what = f"{shown(plan.program.name)} mentions RANK, which is not set for one process"
+            log(f"note: {what}; pass {flag} to set it")
     return None
 
 

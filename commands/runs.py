@@ -41,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     parser.flag("--json", help="print one JSON list, of runs or of differences")
     parsed, words = parser.parse_words(argv)
     if words:
-        if words[0] != "diff" or len(words) != 3:
+        if words[0] == "diff" and len(words) != 3:
+            parser.error("headway runs diff needs two runs: `headway runs diff A B`")
+        if words[0] != "diff":
             parser.error("headway runs takes no arguments; `headway runs diff A B` compares runs")
         return _diff(find(words[1]), find(words[2]), as_json=parsed.json)
     records, refused = read_all()

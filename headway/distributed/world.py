@@ -23,8 +23,8 @@ from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, Code, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
 from headway.ipc.process_groups import prefix_group_stores
-from headway.ipc.run_contract import Ranks, read_ranks
-from headway.ipc.stderr import log_once
+from headway.ipc.run_contract import Ranks, main_place, port_of_store, read_ranks
+from headway.ipc.stderr import log_once, waiting_for
 from headway.machine.detection import detect_machine
 
 
@@ -322,6 +322,10 @@ def _backends() -> dict[str, str]:
     return dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
 
 
+SILENT_GROUP_S = 10.0
+"""Seconds after which ranks without a launcher log that they wait for peers."""
+
+
 def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     # DDP would import this module later, and the module would keep a reference to the group
     import_module("torch.distributed.nn.functional")
@@ -329,14 +333,19 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     device, own = world.device.type, kind_of(world.device.type).backend
     usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
     backend = settings.named_backend or usual
+    place = settings.init_method or main_place()
+    count = world.ranks.world_size - 1
+    peers = f"{count} other rank{'s' * (count > 1)} at {place}"
+    is_quiet = port_of_store() is not None  # the launcher reports ranks that do not join
     try:
-        dist.init_process_group(
-            backend,
-            init_method=settings.init_method,
-            timeout=settings.timeout,
-            rank=world.ranks.rank,
-            world_size=world.ranks.world_size,
-        )
+        with waiting_for(peers, is_quiet=is_quiet, after_s=SILENT_GROUP_S):
+            dist.init_process_group(
+                backend,
+                init_method=settings.init_method,
+                timeout=settings.timeout,
+                rank=world.ranks.rank,
+                world_size=world.ranks.world_size,
+            )
         if world.device.type == "cpu":
             atexit.register(_leave_world_unless_failed)
     except UsageError:
@@ -344,6 +353,8 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     except (RuntimeError, ValueError) as error:
         limited = any(text in str(error) for text in ("new thread", "Resource temporarily"))
         start = "start the script with `headway launch` or torchrun, on every machine"
+        if "EADDRINUSE" in str(error):
+            start = "set another MASTER_PORT, the same for all ranks, or stop the job that uses it"
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a process group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",

@@ -75,9 +75,11 @@ def _claim_rank(rank: int, store: Any) -> None:
     if owner != own and has_exited(owner) is False:
         raise UsageError(
             f"rank {rank} is process {owner.rpartition(':')[2]}, but process {os.getpid()} has the"
-            " same RANK; a process that a rank starts inherits RANK",
+            " same RANK; a process that a rank starts inherits RANK, and two jobs may use the same"
+            " MASTER_PORT",
             where=f"environment RANK={rank}",
-            fix="start that process without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
+            fix="start that process without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; or"
+            " set another MASTER_PORT for each job",
             code=Code.RANK_VARIABLES,
         )
     store.set(key, own)

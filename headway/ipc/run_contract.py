@@ -159,6 +159,15 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None
+    for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if name not in environ:
+            raise UsageError(
+                f"{other} is {environ[other]}, but {name} is not set",
+                where=f"environment {other}={environ[other]}",
+                fix=f"`unset {other}`, or set {name} too, which `headway launch "
+                "--num-processes N` does for each process",
+                code=Code.RANK_VARIABLES,
+            )
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if not 0 <= rank < world_size:
         raise UsageError(
@@ -173,6 +182,11 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
         world_size=world_size,
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
     )
+
+
+def main_place(environ: Mapping[str, str] = os.environ) -> str:
+    """Return rank 0's address and port, as ADDRESS:PORT."""
+    return f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
 
 
 def port_of_store(environ: Mapping[str, str] = os.environ) -> str | None:

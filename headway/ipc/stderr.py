@@ -71,11 +71,16 @@ SILENT_S = 1.0
 
 
 @contextmanager
-def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """Log `headway: waiting for ...` to stderr if the block takes longer than `SILENT_S`."""
+def waiting_for(
+    what: str, *, is_quiet: bool = False, after_s: float | None = None
+) -> Iterator[None]:
+    """Log `headway: waiting for ...` to stderr if the block takes longer than `after_s` seconds.
+
+    The default is `SILENT_S`.
+    """
     import threading  # not needed to launch a single process
 
-    timer = threading.Timer(SILENT_S, log, [f"waiting for {what}"])
+    timer = threading.Timer(SILENT_S if after_s is None else after_s, log, [f"waiting for {what}"])
     timer.daemon = True
     if not is_quiet:
         timer.start()

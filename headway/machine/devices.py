@@ -179,7 +179,9 @@ def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[
     problems: list[str] = []
     for name in names:
         if isinstance(name, int) and has_ambiguous_indices(gpus):
-            problems.append(f"the index {name} is ambiguous, because there are MIG slices: use UUIDs")
+            problems.append(
+                f"the index {name} is ambiguous, because there are MIG slices: use UUIDs"
+            )
             continue
         if isinstance(name, int):
             matches = [name] if name < len(gpus) else []

@@ -241,6 +241,10 @@ class Machine(NamedTuple):
             return None
         shown, texts = len(self.visible_gpus), [text.strip() for text in self.mask.split(",")]
         if not shown or not {*texts[shown:]} - {*_END_OF_MASK}:
+            read = zip(texts, (name for name, _ in self.named_gpus), strict=False)
+            for text, name in read:
+                if name.isdecimal() and not re.fullmatch(r"[+-]?\d+", text):
+                    return f"{self.mask_variable}={self.mask}: CUDA reads {text} as index {name}"
             return None
         entry = texts[shown] or "the empty entry"
         return (

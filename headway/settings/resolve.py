@@ -175,10 +175,13 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
     # without the common prefix, which would make all names similar
     ends = {full.removeprefix(prefix): full for full in known}
     close = ends.get(did_you_mean(name.removeprefix(prefix), ends) or "")
+    fix = "correct or remove it; `headway config set --help` lists all settings"
+    if origin.file and name in ("compute_environment", "distributed_type"):
+        fix = f"`headway config import {origin.file}` imports a file of `accelerate config`"
     problem = Problem(
         what + (f"; did you mean {close!r}?" if close else ""),
         str(origin),
-        "correct or remove it; `headway config set --help` lists all settings",
+        fix,
         code=Code.UNKNOWN_SETTING,
         names=(name,),
     )

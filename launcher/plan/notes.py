@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headway.devices.table import kind_of
 from headway.ipc.choices import HSDP, SHARDED
+from headway.ipc.numbering import NUMBERINGS
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
@@ -142,6 +143,18 @@ def _removed_variables(plan: LaunchPlan) -> Iterator[str]:
         yield f"{text}: {', '.join(names)}"
 
 
+def _lone_pod(plan: LaunchPlan) -> Iterator[str]:
+    variables, origin = plan.inherited, plan.settings.origin("num_machines")
+    index = variables.get(NUMBERINGS["kubernetes"].rank)
+    if index is None or "KUBERNETES_SERVICE_HOST" not in variables or RUN_VARIABLE in variables:
+        return
+    if origin.layer is Layer.DETECTED and not plan.settings.origin("cluster").is_user_set:
+        yield (
+            f"this pod has index {index} of an indexed Job and trains alone; to train together, "
+            "set num_machines and main_address (see docs/guides/clusters.md)"
+        )
+
+
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
     _selected_gpus,
@@ -149,6 +162,7 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _oversubscribed,
     _late_variables,
     _removed_variables,
+    _lone_pod,
 )
 
 
@@ -186,10 +200,14 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
     count = settings.num_processes * settings.num_machines
     # if num_machines is a range, this may be the only machine
     is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
-    if not (is_alone or readers or any(uses.group for uses in known)):
+    if not (is_alone or any(uses.group for uses in known)):
+        fix = "headway.Accelerator trains one model on all ranks"
+        if any("lightning" in name for name in readers):
+            sizes = f"devices={settings.num_processes}, num_nodes={settings.num_machines}"
+            fix = f"pass {sizes} to Lightning's Fabric or Trainer"
         parts.append(
             f"no rank joined a process group: each of the {count} ranks ran the whole script, "
-            "unless the script reads RANK; headway.Accelerator trains one model on all ranks"
+            f"unless the script reads RANK; {fix}"
         )
     return ["; ".join(parts)] if parts else []
 

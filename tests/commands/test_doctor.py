@@ -43,6 +43,7 @@ def found(recording: Recording | str, **variables: str) -> list[Check]:
     ("machine", "variable", "status", "what"),
     [
         ("gpu_4", "CUDA_VISIBLE_DEVICES=1,9,2", WARNING, "is ignored from 9 on"),
+        ("gpu_4", "CUDA_VISIBLE_DEVICES=0-2", WARNING, "CUDA reads 0-2 as index 0"),
         ("gpu_4", "CUDA_VISIBLE_DEVICES=0,-1,1", WARNING, "is ignored from -1 on"),
         ("gpu_4", "CUDA_VISIBLE_DEVICES=0,,1,", WARNING, "is ignored from the empty entry on"),
         *(("gpu_4", f"CUDA_VISIBLE_DEVICES={mask}", OK, "") for mask in ("0,1,", "0, -1,", "0,,")),

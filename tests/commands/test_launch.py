@@ -264,7 +264,7 @@ def test_one_process_that_may_read_rank_is_noted_before_it_starts(text: str) -> 
     mentions = "'RANK'" in text
     for words, args in (([], ()), (["--num-processes", "1"], ()), ([], ("--help",))):
         done = headway("launch", "--cpu", *words, script(text), *args)
-        note = "headway: note: script.py mentions RANK, which is set only with --num-processes 1\n"
+        note = "note: script.py mentions RANK, which is not set for one process; pass --num-proc"
         assert (note in done.stderr) == (mentions and not words and not args)
 
 

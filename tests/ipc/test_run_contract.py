@@ -75,8 +75,11 @@ def test_values_of_accelerate_s_that_headway_has_not_are_refused(name: str, valu
 
 def test_a_world_without_a_rank_is_no_world_of_one() -> None:
     assert read_ranks({"WORLD_SIZE": "1"}) is None
-    with pytest.raises(UsageError, match="RANK"):
+    with pytest.raises(UsageError, match="WORLD_SIZE is 2, but RANK is not set") as caught:
         read_ranks({"WORLD_SIZE": "2"})
+    assert "`unset WORLD_SIZE`, or set RANK too" in str(caught.value)
+    with pytest.raises(UsageError, match="RANK is 1, but WORLD_SIZE is not set"):
+        read_ranks({"RANK": "1"})
 
 
 def test_ranks_are_read_under_torchs_names() -> None:

@@ -50,7 +50,7 @@ def test_a_short_or_a_quiet_wait_says_nothing(
     with waiting_for("the sun"):
         pass
     monkeypatch.setattr(stderr, "SILENT_S", 0)
-    with waiting_for("the moon", is_quiet=True):
+    with waiting_for("the moon", is_quiet=True), waiting_for("the tide", after_s=3600):
         threading.Event().wait(0)
     assert capsys.readouterr().err == ""
 

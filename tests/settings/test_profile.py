@@ -50,6 +50,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "bad indentation": ("device: cpu\n  devices: 1\n", "not valid YAML", 2),
     "an open quote": ("device: 'cpu", "not valid YAML", 1),
     "an unknown key": ("device: cpu\ndevcies: 2\n", "did you mean 'devices'", 2),
+    "of accelerate": ("distributed_type: NO\n", "headway config import .*profile.yaml", 1),
     "a wrong type": ("num_processes: four\n", "whole number", 1),
     "a list for a number": ("num_processes: [1, 2]\n", "list", 1),
     "a map for a text": ("device:\n  cpu: yes\n", "map", 1),

@@ -21,6 +21,7 @@ from headway.launcher.clusters.mpi import MpiJob, PmixError
 from headway.settings.resolve import NOTHING
 from headway.settings.table import TABLE
 from tests.launcher.clusters.test_cluster import POD, place, settings_in
+from tests.launcher.plan.planning import plan
 
 JOB = {
     "SLURM_JOB_ID": "3",
@@ -313,6 +314,11 @@ def test_a_container_with_some_of_slurms_variables_is_one_machine_of_a_job_on_on
 
 def test_a_jobs_index_is_a_machines_rank_only_in_a_run_of_several_machines() -> None:
     assert cluster_layer({"JOB_COMPLETION_INDEX": "3"}) == NOTHING
+    pod = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    (note,) = plan(environ=pod, joins_cluster=True).notes
+    assert "this pod has index 3 of an indexed Job and trains alone" in note
+    for alone in (plan(environ=pod, cluster="none"), plan(environ=pod, num_machines="1")):
+        assert not any("this pod" in text for text in alone.notes)
     settings = settings_in({"JOB_COMPLETION_INDEX": "3"}, num_machines="4", main_address="a-0.a")
     assert place(settings) == (4, 3, "a-0.a", 29500)
 

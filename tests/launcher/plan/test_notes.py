@@ -54,7 +54,7 @@ def test_ranks_without_a_group_are_named_in_the_same_note() -> None:
         [ACCELERATOR, ACCELERATOR],
         [NOTHING, ACCELERATOR],  # one rank is enough
         [NOTHING, None],  # os._exit: it is not known what it did
-        [NOTHING, NOTHING._replace(readers=("accelerate",))],
+        [GROUP, GROUP._replace(readers=("accelerate",))],
     ],
 )
 def test_nothing_is_said_where_something_used_the_settings(ranks: list[FeatureUse | None]) -> None:
@@ -74,6 +74,14 @@ def test_sharding_that_no_accelerator_obeys_is_named_whatever_else_trains(
     (note,) = unused(settings(activation_checkpointing="yes", strategy="fsdp"), [rank])
     assert "activation_checkpointing yes was not used" in note  # on one rank nothing is sharded
     assert unused(asked, [ACCELERATOR._replace(readers=library)] * 2) == []
+
+
+def test_ranks_without_a_group_are_named_whatever_library_is_imported() -> None:
+    fixes = {"accelerate": "headway.Accelerator", "lightning_fabric": "devices=2, num_nodes=1"}
+    for library, fix in fixes.items():
+        (note,) = unused(settings(num_processes="2"), [NOTHING._replace(readers=(library,))] * 2)
+        assert "no rank joined a process group" in note
+        assert fix in note
 
 
 def test_a_library_does_not_resume_by_headways_settings() -> None:
