@@ -33,7 +33,7 @@ class RemoteJob(NamedTuple):
 
 
 def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
-    """Raise if a flag requires --submit, but --submit is missing; profiles may set the same."""
+    """Raise if a flag requires --submit, but that is missing; profiles may contain the setting."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
             raise usage_error(

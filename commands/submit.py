@@ -164,7 +164,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
 
 
 def _files_of(root: str) -> list[str]:
-    """Return tracked files, including those in submodules, and files that git does not ignore."""
+    """Return tracked files, also those in submodules, and other files that git does not ignore."""
     words = ("ls-files", "-z")
     tracked = git(root, *words, "--recurse-submodules") or ""
     others = git(root, *words, "--others", "--exclude-standard") or ""

@@ -190,7 +190,7 @@ if a thread is waiting for the GIL."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Wait for gloo's threads, because a thread that takes the GIL while Python exits aborts it.
+    """Wait for gloo's threads: a thread that takes the GIL while Python exits aborts the process.
 
     See pytorch#190489. After an unhandled exception, this is skipped, because the other ranks are
     still working.
