@@ -61,10 +61,7 @@ _SAME_OBJECTS = (
     "prepare and register the same objects, in the same order, as the run that saved the checkpoint"
 )
 
-_SAME_SIZES = (
-    "create the model with the sizes and dtypes of the run that saved the checkpoint, or use"
-    " another project_dir"
-)
+_SAME_SIZES = "create the model with the saved sizes and dtypes, or use another project_dir"
 
 
 def state_of(

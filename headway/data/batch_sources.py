@@ -324,10 +324,8 @@ class PreshardedSource(BatchSource):
     def _compare_samplers(self) -> None:
         """Raise UsageError if the ranks' DistributedSamplers draw different orders."""
         own, self._is_compared = self._sampler, True
-        seed = None if own is None else own.seed if own.shuffle else 0
-        shuffle = None if own is None else own.shuffle
-        name = _differing(**{"shuffle=": shuffle, "seed=": seed})
-        if name:
+        facts = (None, None) if own is None else (own.shuffle, own.seed * own.shuffle)
+        if name := _differing(**dict(zip(("shuffle=", "seed="), facts, strict=True))):
             raise UsageError(
                 f"the ranks' DistributedSamplers have different {name}, so the ranks repeat some"
                 " samples and omit others",
@@ -426,8 +424,7 @@ def checksum_of(samples: Any) -> int:
 
 def require_same(**facts: object) -> None:
     """Raise UsageError if facts about the data differ between ranks; ignore facts that are None."""
-    name = _differing(**facts)
-    if name:
+    if name := _differing(**facts):
         raise UsageError(
             f"the ranks' datasets have different {name}, so they cannot be sharded",
             where=LOOP,
