@@ -231,7 +231,9 @@ class RankProcesses(PContext):
                 self._grace.victim_s,
                 self._grace.saving_s(self._stopped_at),
                 self._watch.will_save(),
-                failed_at=now if is_failure or self.are_victims else float("inf"),
+                failed_at=now
+                if is_failure or self.are_victims or self._has_left()
+                else float("inf"),
             )
         self._stop(self._shutdown)
         for handle in self.handles.values():
@@ -248,7 +250,11 @@ class RankProcesses(PContext):
         while alive := self._alive():
             now = time.monotonic()
             shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
-            if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
+            if (
+                shutdown.failed_at > now
+                and shutdown.will_save
+                and (self._has_failure() or self._has_left())
+            ):
                 shutdown = shutdown._replace(failed_at=now)
             idle = [at for at in alive if self._grace.kills_idle and self._is_idle(at)]
             for local_rank, number in shutdown.signals(now, alive, self._sent, idle).items():
@@ -278,6 +284,11 @@ class RankProcesses(PContext):
         self.failure_during_stop = self.failure_during_stop or self._remote_failure()
         failed_here = any(end.is_failure for end in self.exits.values())
         return failed_here or self.failure_during_stop is not None
+
+    def _has_left(self) -> bool:
+        """Return whether a rank exited with 0 before its script ended; others cannot save then."""
+        left = (self._ranks[at] for at, end in self.exits.items() if end.code == 0)
+        return self._watch.will_save() and not all(map(self._watch.has_ended, left))
 
     def _abandon(self, local_ranks: list[int]) -> None:
         """Log the state of killed ranks that the kernel does not remove; treat them as exited."""

@@ -39,7 +39,7 @@ class Run:
         quiet |= {"has_ended": lambda _: False}
         made = RankProcesses(
             starter,
-            {0: {"RANK": "0", "WORLD_SIZE": "1"}},
+            {at: {"RANK": str(at), "WORLD_SIZE": "1"} for at in (0, 1)},
             output=SimpleNamespace(set_timeout=nothing),  # type: ignore[arg-type]
             watch=SimpleNamespace(**{**quiet, **watch}),  # type: ignore[arg-type]
             attempt=0,
@@ -101,9 +101,16 @@ def test_ranks_that_hang_are_not_said_to_save(
     assert f"waiting for rank 0 to {task}, " in capsys.readouterr().err
 
 
-def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
+@pytest.mark.parametrize("is_machine", [True, False])
+def test_ranks_that_save_before_they_stop_are_not_waited_for_once_another_is_lost(
+    is_machine: bool,
+) -> None:
     run = Run(Grace(usual_s=0, victim_s=0, to_save_s=600), will_save=lambda: True)
-    run.elsewhere = object()
+    if is_machine:
+        run.elsewhere = object()
+    else:  # a rank has called os._exit(0), and its child keeps the connection
+        left = SimpleNamespace(code=0, is_failure=False, crash=None)
+        run.ranks.exits[1] = left  # type: ignore[assignment]
     run.ranks.close()
     assert run.sent == [signal.SIGTERM, signal.SIGKILL]
     assert run.ranks.exits[0].killed_after_s is not None
