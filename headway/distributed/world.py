@@ -23,7 +23,13 @@ from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, Code, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
 from headway.ipc.process_groups import prefix_group_stores
-from headway.ipc.run_contract import Ranks, main_place, port_of_store, read_ranks
+from headway.ipc.run_contract import (
+    Ranks,
+    main_place,
+    port_of_store,
+    read_ranks,
+    record_collectives,
+)
 from headway.ipc.stderr import log_once, waiting_for
 from headway.machine.detection import detect_machine
 
@@ -179,7 +185,7 @@ def leave_world() -> None:
 
 
 def default_store() -> Any:
-    """Return the group's `PrefixStore` (torch 2.11 to 2.13), which has no public name in torch."""
+    """Return the group's `PrefixStore` (torch 2.8 to 2.13), which has no public name in torch."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -330,6 +336,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     # DDP would import this module later, and the module would keep a reference to the group
     import_module("torch.distributed.nn.functional")
     prefix_group_stores(import_module("torch.distributed.distributed_c10d"))
+    record_collectives()
     device, own = world.device.type, kind_of(world.device.type).backend
     usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
     backend = settings.named_backend or usual

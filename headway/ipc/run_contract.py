@@ -25,6 +25,7 @@ RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
 """"PID:FOLDER": the process, and the folder of the record to which the process writes its exit."""
 CPUS_VARIABLE = "HEADWAY_CPUS"
 """The cores of one rank, in Linux's list format; read by the process that starts the ranks."""
+FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "2000"  # off by default in torch 2.8 to 2.10
 VERSION = 5
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """Values of `resume` for the newest checkpoint: `latest` requires one, `if-any` does not."""
@@ -187,6 +188,11 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
 def main_place(environ: Mapping[str, str] = os.environ) -> str:
     """Return rank 0's address and port, as ADDRESS:PORT."""
     return f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
+
+
+def record_collectives() -> None:
+    """Enable torch's flight recorder, which `call_barrier` reads, for the groups created later."""
+    os.environ.setdefault(*FLIGHT_RECORDER)
 
 
 def port_of_store(environ: Mapping[str, str] = os.environ) -> str | None:

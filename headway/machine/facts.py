@@ -8,7 +8,7 @@ from headway.devices.kind import numbers, sm
 from headway.devices.table import CPU, CUDA, MPS, kind_of
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
-OLDEST_TORCH = (2, 11)  # as in pyproject.toml
+OLDEST_TORCH = (2, 8)  # as in pyproject.toml
 NEWEST_TORCH = (2, 13)  # that Headway is tested with, as in constraints.txt
 OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 """The minimum Linux driver for each CUDA major version that torch is built for.

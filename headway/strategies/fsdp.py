@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headway.distributed.call_barrier import call_barrier, runs_ahead, watch
-from headway.distributed.world import World
+from headway.distributed.world import World, group_backend
 from headway.errors import Code, UsageError
 from headway.ipc.stderr import log
 from headway.precision.precision import Precision
@@ -101,6 +101,8 @@ class FSDP(Strategy):
             before = parameters_of(modules)
             weights.fill(modules)
             fully_shard(unit, mesh=self._mesh, reshard_after_forward=True, offload_policy=offload)
+            if group_backend(self._world.device) == "gloo":  # torch 2.8's AVG there is a sum
+                unit.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
             for module, name, old in before:
                 record_successor(old, getattr(module, name))
             type(unit).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
 
     Examples:
         >>> from headway.utils import compare_versions
-        >>> compare_versions("torch", ">=", "2.11")
+        >>> compare_versions("torch", ">=", "2.8")
         True
     """
     check_choice("compare_versions", _OPERATIONS, operation=operation)
@@ -51,7 +51,7 @@ def is_torch_version(operation: str, version: str) -> bool:
 
     Examples:
         >>> from headway.utils import is_torch_version
-        >>> is_torch_version(">=", "2.11")
+        >>> is_torch_version(">=", "2.8")
         True
     """
     return compare_versions("torch", operation, version)

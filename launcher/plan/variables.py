@@ -9,6 +9,7 @@ from headway.devices.table import CUDA, kind_of
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import (
     ALLOCATION_VARIABLE,
+    FLIGHT_RECORDER,
     KEY_VARIABLE,
     RANK_VARIABLES,
     WORLD_OF_ONE,
@@ -24,7 +25,6 @@ from headway.settings.table import TABLE, YES, Settings
 LOOPBACK = "127.0.0.1"
 _MIN_P2P_DRIVER = (550, 40, 7)  # the first driver that reports P2P correctly
 _ORDER = "CUDA_DEVICE_ORDER"
-_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
 Variables = dict[str, Value]
 """Changes to the environment; a value of None removes a variable."""
@@ -145,7 +145,7 @@ def _under_launcher(plan: LaunchPlan) -> Variables:
         changes["PYTHONUNBUFFERED"] = _default("1", "output goes through pipes")
     if not plan.is_alone:
         reason = "records the last collectives, to explain a hang"
-        changes[_FLIGHT_RECORDER] = _default("2000", reason)
+        changes[FLIGHT_RECORDER[0]] = _default(FLIGHT_RECORDER[1], reason)
     return changes
 
 

@@ -208,7 +208,7 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Do not wait: `_monitor_workers` reports success only when all machines have succeeded."""
 
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 passes no timeout
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch up to 2.11 passes no timeout
         if self._ranks is not None and (self.handler.ended_by or self.handler.restart):
             self._ranks.are_victims = True
         try:

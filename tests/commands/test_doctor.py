@@ -84,8 +84,8 @@ def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
 
 
 def test_a_torch_that_is_too_old_is_an_error() -> None:
-    (finding,) = found(mac(torch=version_file("2.10.0")))
-    assert finding.what == "torch 2.10.0 is older than 2.11, which Headway requires"
+    (finding,) = found(mac(torch=version_file("2.7.1")))
+    assert finding.what == "torch 2.7.1 is older than 2.8, which Headway requires"
     assert finding.fix == "`pip install -U torch`"
     recorded = load_machine(str(FOLDER / "laptop_cpu.json"))
     assert recorded.torch is not None

@@ -55,8 +55,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "versions": lambda u: [
         u.compare_versions("numpy", ">=", "1.0"),
         u.compare_versions("safetensors", "<", "0.1.0"),
-        u.is_torch_version(">=", "2.11"),
-        u.is_torch_version("<", "2.10.0"),
+        u.is_torch_version(">=", "2.8"),
+        u.is_torch_version("<", "2.8.0"),
     ],
     "precisions": lambda u: [str(u.PrecisionType("bf16")), u.PrecisionType.NO == "no"],
     "installed": lambda u: {
