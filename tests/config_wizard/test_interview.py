@@ -95,6 +95,7 @@ ENTER_ONLY = {  # machine: (number of prompts, the profile)
     "gpu_exclusive": (6, TWO),
     "gpu_prohibited": (5, ONE),
     "gpu_mig": (5, ONE),
+    "gpu_mig_mixed": (6, TWO),
     "gpu_ecc_errors": (6, TWO),
     "amd_2": (6, TWO),
     "intel_4": (6, {**FOUR, "device": "xpu"}),
