@@ -411,7 +411,7 @@ def _mentions_rank(program: Program) -> bool:
 def _cpu_flag(device: Entry | None) -> Entry:
     if device is not None and str(device.raw).strip().lower() != "cpu":
         raise usage_error(
-            f"--cpu and --device {device.raw} contradict each other",
+            f"--cpu and --device {device.raw} cannot be used together",
             fix="pass only one of them",
             code=Code.FLAGS_CONTRADICT,
         )

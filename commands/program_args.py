@@ -171,7 +171,7 @@ def _executable(name: str) -> str:
 
 
 def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note if the user may want another environment, because torch is installed there."""
+    """Yield a note if torch is installed in another environment that the user may have meant."""
     beside = os.path.join(os.path.dirname(script), ".venv")
     variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):

@@ -209,7 +209,7 @@ def _resolved(layers: Sequence[Entries], machine: Machine, environ: Mapping[str,
     settings = resolve(layers, machine, environ)
     if settings.hosts:
         raise ConfigError(
-            "hosts and --submit contradict each other: both select the machines",
+            "hosts and --submit cannot be used together: both select the machines",
             where=f"flag --submit; {settings.where('hosts')}",
             fix="remove --submit, or pass --hosts none",
             code=Code.FLAGS_CONTRADICT,

@@ -237,7 +237,7 @@ def summary(
 
 
 def _masked_lines(text: str) -> dict[str, str]:
-    """Map each line of a profile that contains a secret to its masked form."""
+    """Map each line that contains a secret, in the text of a profile, to its masked form."""
     pairs = zip(text.splitlines(), masked_profile(text).splitlines(), strict=True)
     return {line: masked for line, masked in pairs if line != masked}
 

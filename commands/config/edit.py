@@ -105,7 +105,7 @@ def apply(
     """Change the profile at `path`, or create it, and print the differences.
 
     Values that this machine does not support are written, with a note, because a profile may be for
-    another machine. A problem with a changed value refers to `origin` or to the line in the
+    another machine. A problem with a changed value points to `origin` or to the line in the
     profile.
     """
     old = text_at(path)

@@ -555,7 +555,7 @@ def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
         num_batches: number of batches to skip on this rank.
 
     Raises:
-        UsageError: `num_batches` is not an integer of at least 0.
+        UsageError: `num_batches` is not a non-negative integer.
 
     Examples:
         >>> from headway import skip_first_batches

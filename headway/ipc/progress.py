@@ -138,7 +138,7 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The current phase, if watched: a method that all ranks call, or a phase of the clock."""
+        """The method that all ranks are calling or, if there is none, the phase of the clock."""
         return self._call or NAMES[self.clock.phase]
 
     def begin_forward(self, samples: int) -> None:

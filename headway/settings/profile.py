@@ -1,7 +1,7 @@
 """Strict parser for profiles and other YAML files.
 
-A profile is a flat YAML map of settings. Each value keeps its line, each scalar stays text (`no` is
-not a boolean), and tags, aliases and deep nesting are rejected.
+A profile is a flat YAML map of settings. Each value records its line number, each scalar stays text
+(`no` is not a boolean), and tags, aliases and deep nesting are rejected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

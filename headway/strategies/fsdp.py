@@ -274,8 +274,8 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
         dtypes = {str(tensor.dtype) for tensor in tensors if tensor.requires_grad}
         if len(dtypes) > 1:
             raise UsageError(
-                f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))}, which"
-                " cannot be sharded together in one unit",
+                f"{type(unit).__name__} has parameters with dtypes"
+                f" {' and '.join(sorted(dtypes))}, which cannot be sharded together in one unit",
                 where=PREPARE,
                 fix="convert the model to a single dtype (mixed_precision sets the dtype of the"
                 " computation), choose units of a single dtype with wrap, or use strategy ddp",

@@ -1,6 +1,6 @@
-"""Counts the steps of scripts without an Accelerator, with a global optimizer hook.
+"""Uses a global optimizer hook to count the steps of scripts that have no Accelerator.
 
-In ranks, this module is imported right after torch.
+Each rank imports this module right after torch.
 """
 
 from __future__ import annotations

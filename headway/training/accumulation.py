@@ -96,7 +96,7 @@ class AccumulationWindow:
             f" ({self._usual}), so the end of the optimizer step is unknown",
             where="the script's loop with accelerator.accumulate(...)",
             fix="pass GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False), which"
-            " counts across the ends of loaders; or split all batches into the same number"
+            " counts across all loaders; or split all batches into the same number"
             " of parts",
             code=Code.ACCUMULATION,
         )
@@ -322,7 +322,7 @@ def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
     is_whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool)
     if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):
         raise UsageError(
-            f"invalid value {num_tokens} for num_tokens: must be an integer of at least 0",
+            f"invalid value {num_tokens} for num_tokens: must be a non-negative integer",
             where="the script's backward(loss, num_tokens=...)",
             fix="pass the number of tokens in the loss: (labels != -100).sum()",
             code=Code.ACCUMULATION,

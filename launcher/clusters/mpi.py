@@ -2,7 +2,7 @@
 
 Sources: Open MPI's documentation on the environment variables of each MPI process; the PMIx 4
 standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for the layouts of
-pmix_proc_t and pmix_value_t and for the numbers of types and special ranks.
+pmix_proc_t and pmix_value_t and for the numeric values of types and special ranks.
 """
 
 from __future__ import annotations

@@ -105,7 +105,10 @@ class Rendezvous(RendezvousHandler):
         return False
 
     def are_all_done(self, describe_silent_exit: Callable[[], Failed | None]) -> bool:
-        """Return whether all ranks succeeded; the argument describes any silent exit here."""
+        """Return whether all ranks on all machines succeeded.
+
+        `describe_silent_exit` describes a rank of this machine that exited without a report.
+        """
         return True
 
     def pause(self, seconds: float) -> None:

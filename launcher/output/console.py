@@ -128,7 +128,7 @@ class Console:
                 lost = sink.discard()
                 self._drop(sink)
                 name = self._name(sink)
-                self.warn(f"{name} was not read for {timeout_s:g} s: {lost} bytes are lost")
+                self.warn(f"{name} was not read for {timeout_s:g} s: {lost} bytes were lost")
 
     def wait_s(self, timeout_s: float) -> float:
         """Return the time until `discard_unread` must be called, unless a stream fails earlier."""

@@ -62,7 +62,7 @@ def interpreter() -> tuple[str, ...]:
 def flags_in(command: Sequence[str]) -> tuple[str, ...]:
     """Return the interpreter's flags in a command line that runs a module or code, not a script.
 
-    The flags -W and -X have values; -m or -c is the last flag. Source: the output of `python -h`.
+    The flags -W and -X take a value; -m or -c is the last flag. Source: the output of `python -h`.
     """
     flags: list[str] = []
     words = iter(command[1:])

@@ -112,7 +112,7 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
 
 
 def _without_p2p(plan: LaunchPlan) -> Variables:
-    """Disable P2P and InfiniBand if the driver wrongly reports P2P, as `accelerate launch` does."""
+    """Like `accelerate launch`, disable P2P and InfiniBand if the driver wrongly reports P2P."""
     machine = plan.machine
     names = [machine.visible_gpus[index].name for index in plan.gpus]
     if len(names) < 2 or not any("RTX 40" in name for name in names):

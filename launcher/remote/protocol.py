@@ -1,6 +1,6 @@
 """Messages between a launch over ssh and its agents, and the forwarded environment variables.
 
-Messages are lines of JSON that are sent through ssh, which has authenticated both sides. The
+Messages are lines of JSON that are sent over ssh, which has authenticated both sides. The
 agents' lines start with a secret word, because login shells and ranks write to the same stream.
 """
 

@@ -186,7 +186,7 @@ REFUSALS = {
     "no GPU": (["--devices", "0", "script.py"], "fix:  pass `--devices 0,` (or all)"),
     "a flag without its value": (["--num-processes"], "requires a value"),
     "a value for a flag that takes none": (["--cpu=yes", "script.py"], "takes no value"),
-    "contradicting flags": (["--cpu", "--device", "cuda", "script.py"], "contradict each other"),
+    "contradicting flags": (["--cpu", "--device", "cuda", "script.py"], "cannot be used together"),
     "a start on another machine": (["--machine", "x.json", "script.py"], "add --dry-run"),
     "a flag of another tool": (["--use_mps_device", "script.py"], "is --device mps here"),
     "waiting without idle GPUs": (["--cpu", "--wait", "script.py"], "--wait waits for idle GPUs"),

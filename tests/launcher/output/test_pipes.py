@@ -256,7 +256,7 @@ def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(start:
     for fd in ranks.pipes.values():
         os.close(fd)
     ranks.output.close(0.2)
-    assert re.search(r"stdout was not read for 0.2 s: \d+ bytes are lost", ranks.read_stderr())
+    assert re.search(r"stdout was not read for 0.2 s: \d+ bytes were lost", ranks.read_stderr())
     assert ranks.output.tail(0) == ["x"] * 120
     assert not ranks.console.has_lost_output
     ranks.close()
