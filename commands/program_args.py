@@ -42,7 +42,7 @@ def require_torch() -> None:
 def program_from(
     parser: Parser, parsed: Parsed, own: Sequence[str], rest: Sequence[str]
 ) -> Program:
-    """Return the program and its arguments from `rest`, the words that follow the flags `own`.
+    """Return the program and its arguments from `rest`, the words after the launcher flags `own`.
 
     Raises ConfigError if the program is missing, does not exist, or is a notebook or a profile.
     """

@@ -74,7 +74,7 @@ def _only_run() -> ActiveRun:
         "you have no running launches on this machine",
         where="the sockets of running launchers; a single process that was not started with "
         "--supervise has none",
-        fix="run `headway stack` on the machine of the launch, as its user",
+        fix="run `headway stack` on the machine of the launch, as the user who started it",
         code=Code.NO_LAUNCH,
     )
 
@@ -97,7 +97,7 @@ def _run_of(process: psutil.Process) -> ActiveRun:
             code=Code.COMMAND_LINE,
         )
     raise LaunchError(
-        f"process {process.pid} is not part of a launch that has a launcher",
+        f"process {process.pid} does not belong to a launch whose launcher is running",
         where=f"its name is {process.name()!r}; a single process that was not started with "
         "--supervise has no launcher",
         fix="pass the ID of the launcher or of a rank of a running `headway launch`",

@@ -204,7 +204,7 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
 def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
     """Return a 1-tuple of `function`'s result on this rank; None if memory ran out on any rank.
 
-    Ranks agree once all have finished the attempt; any other error is raised immediately.
+    The ranks agree once all have finished the attempt; other errors are raised immediately.
     """
     try:
         result: tuple[Any] | None = (function(),)

@@ -219,7 +219,7 @@ def share(
     dynamo_plugin: TorchDynamoPlugin,
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
 ) -> AcceleratorState:
-    """Set the state that all instances share; return an instance with a fixed state."""
+    """Set the state that all instances share; return an instance that never changes."""
     PartialState._shared_state["world"] = world
     shared = AcceleratorState._shared_state
     name = precision if isinstance(precision, str) else precision.name
@@ -236,7 +236,7 @@ def share(
 
 
 def share_accumulation(accumulation: Accumulation) -> GradientState:
-    """Set the accumulation that all instances share; return an instance with a fixed one."""
+    """Set the accumulation that all instances share; return an instance that never changes."""
     GradientState._shared_state["accumulation"] = accumulation
     own = GradientState.__new__(GradientState)
     own.__dict__ = {**GradientState._shared_state}

@@ -207,7 +207,7 @@ class Checkpointer:
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include rank 0's state of these objects in checkpoints, and restore it on all ranks."""
+        """Include these objects' state on rank 0 in checkpoints, and restore it on all ranks."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)

@@ -278,7 +278,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         return items, source.lookahead
 
     def _report_dropped(self) -> None:
-        """Log that `drop_last` drops all batches of a loader that has batches on one rank."""
+        """Log that `drop_last` drops all batches, although a single process would have some."""
         drops = any(getattr(source, "drop_last", False) for source in self._sources)
         length, num_ranks, total = (
             len_of(self._data),

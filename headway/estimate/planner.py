@@ -53,7 +53,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
     found = _FORM.fullmatch(text.strip().replace(" ", ""))
     if found is None or not (found["name"] or found["memory"]):
         raise ConfigError(
-            f"invalid value {text!r} for --devices: not [MACHINESx][COUNTx]NAME[-MEMORY]",
+            f"invalid value {text!r} for --devices: expected [MACHINESx][COUNTx]NAME[-MEMORY]",
             where="--devices",
             fix="pass devices such as 8xH100-80GB, 2x8xA100-40GB, 24GB or 4xcpu",
             code=Code.BAD_VALUE,
@@ -81,7 +81,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
 
 
 def devices_of(machine: Machine) -> Devices:
-    """Return a machine's CUDA GPUs, with the smallest one's memory; its CPU if it has no GPU."""
+    """Return a machine's CUDA GPUs with the memory of the smallest, or its CPU without GPUs."""
     if gpus := machine.gpus_of("cuda"):
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
         if smallest.memory_bytes:

@@ -133,7 +133,7 @@ _IS_SLICE = "it is a MIG slice, which is used only if devices contains its UUID"
 
 
 def has_ambiguous_indices(gpus: Sequence[Gpu]) -> bool:
-    """Return whether indices are ambiguous: tools number GPUs, and these include MIG slices."""
+    """Return whether indices are ambiguous: `gpus` has MIG slices, but tools number whole GPUs."""
     owners = {gpu.slice_of or gpu.uuid for gpu in gpus}
     return len(owners) > 1 and any(gpu.slice_of for gpu in gpus)
 

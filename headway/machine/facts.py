@@ -236,7 +236,7 @@ class Machine(NamedTuple):
 
     @property
     def mask_error(self) -> str | None:
-        """Why CUDA_VISIBLE_DEVICES shows only some of its listed GPUs; None if it shows all."""
+        """Why only some of the GPUs in CUDA_VISIBLE_DEVICES are visible; None if all are."""
         if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
             return None
         shown, texts = len(self.visible_gpus), [text.strip() for text in self.mask.split(",")]

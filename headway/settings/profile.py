@@ -83,7 +83,7 @@ def compose(text: str, source: Origin) -> Any:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
     at = source._replace(line=line)
     what = f"the file is not valid YAML: {what}"
-    raise ConfigError(what, where=str(at), fix=f"{_FIX}, indented by spaces", code=Code.BAD_FILE)
+    raise ConfigError(what, where=str(at), fix=f"{_FIX}, indented with spaces", code=Code.BAD_FILE)
 
 
 class _Reader:

@@ -68,7 +68,7 @@ def _returns(what: str, value: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _package(package: str, *distributions: str) -> Callable[..., bool]:
-    """Return a function that checks whether `package` is installed by one of `distributions`."""
+    """Return a function that checks whether one of `distributions` has installed `package`."""
 
     def is_installed(min_version: str | None = None) -> bool:
         # a mere folder, such as the `wandb` that wandb writes into, has no distribution

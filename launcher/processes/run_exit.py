@@ -87,7 +87,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
 
 
 def _repeated(run: RunOutcome, run_exit: RunExit) -> RunExit:
-    """Return `run_exit`; if the failure is a repeat, use the exit code of repeated failures."""
+    """Return `run_exit`, with the exit code for repeated failures if the failure is one."""
     if not run.repeats:
         return run_exit
     codes = f"exit code {REPEATED}, not the rank's own {run_exit.code}"

@@ -167,7 +167,7 @@ def test_a_process_that_a_signal_would_end_is_left_alone() -> None:
     try:
         refused = _stack(str(bystander.pid))
         assert refused.returncode == 4
-        assert "is not part of a launch" in refused.stderr
+        assert "does not belong to a launch" in refused.stderr
         assert bystander.poll() is None
     finally:
         bystander.kill()

@@ -79,7 +79,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     ),
     "no version that there ever was": ("version: 0\n", "write `version: 1`", 1),
     "a billion laughs": (BOMB, "anchors", 1),
-    "an indenting tab": ("env:\n\tA: 1\n", "indented by spaces", 2),
+    "an indenting tab": ("env:\n\tA: 1\n", "indented with spaces", 2),
     "too large": ("#" * (MAX_BYTES + 1), "exceeds the limit of 1 MiB", None),
 }
 

@@ -183,7 +183,7 @@ def patch_saving(note: Note) -> None:
 
 
 def patch_loading(note: Note) -> None:
-    """Patch checkpoint loading to change nothing; Headway's checkpoints must still exist."""
+    """Make checkpoint loading a no-op, but fail if a Headway checkpoint does not exist."""
 
     def skip(*_: Any, **__: Any) -> None:
         note(_LOADED)
