@@ -74,7 +74,7 @@ def _only_run() -> ActiveRun:
         "you have no running launches on this machine",
         where="the sockets of running launchers; a single process that was not started with "
         "--supervise has none",
-        fix="run `headway stack` on the machine of the launch, as the user who started it",
+        fix="run `headway stack` on the machine where the launch is running, as its user",
         code=Code.NO_LAUNCH,
     )
 

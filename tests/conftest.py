@@ -407,7 +407,8 @@ def _await_end(processes: Collection[str], threads: Collection[str], within_s: f
 def _traces() -> dict[str, set[str]]:
     return {
         "variables": {f"{name}={value}" for name, value in os.environ.items()}
-        - {f"PYTEST_CURRENT_TEST={os.environ.get('PYTEST_CURRENT_TEST')}"},
+        - {f"PYTEST_CURRENT_TEST={os.environ.get('PYTEST_CURRENT_TEST')}"}
+        - {"TORCH_FR_BUFFER_SIZE=2000"},  # of a rank, for as long as its process lives
         "processes": {f"{child.pid} {_title(child)}" for child in _children()},
         "signal handlers": {f"{name} {signal.getsignal(getattr(signal, name))}" for name in _STOPS},
         "threads": {thread.name for thread in threading.enumerate()},

@@ -291,7 +291,7 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def next_saved_at(folder: Path) -> float:
-    """Return the current time or, if the clock was set back, a time later than in all manifests."""
+    """Return the current time or, if the clock was set back, a time later than in any manifest."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)

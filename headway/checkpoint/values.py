@@ -84,7 +84,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
         raise CheckpointError(
             f"{name} is {odd}, which cannot be saved",
             where="the state_dict() that returns it",
-            fix="return only dense tensors that hold data from state_dict(), such as a sparse"
+            fix="state_dict() must return only dense tensors that hold data, such as a sparse"
             " tensor's indices and values",
             code=Code.UNSAVABLE,
         )

@@ -129,7 +129,7 @@ class SampleOrder(Draws):
         self._samples = seeds
 
     def draw(self, start: StartPosition, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
-        """Return the remaining batches; if samples are counted, merge every `num_batches` into one.
+        """Return the remaining batches; if samples are counted, merge groups of `num_batches`.
 
         For custom samplers, the running checksum of the batches is appended to `sums`.
         """

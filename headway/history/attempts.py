@@ -80,7 +80,8 @@ class Attempts:
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
     """Return the fractions of a run's wall time by activity; None if no step was reported.
 
-    At most one step or second between an attempt's last report and its failure counts as training.
+    At most one step or one second of the time between an attempt's last report and its failure
+    counts as training.
     """
     if not any(attempt.first for attempt in attempts):
         return None

@@ -265,7 +265,7 @@ class Machine(NamedTuple):
         return self.gpu_kind if self.has_driver and not self.is_hidden else CPU.name, reason
 
     def describe_gpus(self) -> str:
-        """Describe the visible GPUs, such as "8 GPUs (NVIDIA H100)"."""
+        """Describe the visible GPUs, for example as "8 GPUs (NVIDIA H100)"."""
         names = sorted({gpu.name for gpu in self.visible_gpus})
         count = len(self.visible_gpus)
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"

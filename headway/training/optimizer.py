@@ -53,7 +53,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             raise UsageError(
                 f"{type(self).__name__}() got a scaler without an Accelerator",
                 where=f"the script's {type(self).__name__}(...)",
-                fix="pass the optimizer to the prepare() of Accelerator(mixed_precision='fp16')",
+                fix="prepare the optimizer with an Accelerator(mixed_precision='fp16')",
                 code=Code.NOT_PREPARED,
             )
         self.optimizer = optimizer  # super().__init__ would create a second set of parameter groups
@@ -188,7 +188,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         raise WrongType(
             f"a prepared {type(self.optimizer).__name__} was called like a model",
             where="the script's call",
-            fix="assign the results of prepare() in the order of its arguments, such as"
+            fix="assign the results of prepare() in the order of its arguments, for example"
             " `model, optimizer = accelerator.prepare(model, optimizer)`",
             code=Code.WRONG_TYPE,
         )

@@ -103,7 +103,7 @@ class _Value(ctypes.Structure):
 
 @cache  # one query per process
 def ask_server() -> MpiJob:
-    """Ask the PMIx server for the job's nodes; raises PmixError. The query takes about 40 ms."""
+    """Ask the PMIx server for the job's nodes, in about 40 ms; raise PmixError if that fails."""
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)
     if status:

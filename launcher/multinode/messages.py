@@ -104,7 +104,7 @@ class StepTiming(NamedTuple):
 
 
 class HeartbeatLost(NamedTuple):
-    """The sender received nothing within the timeout, and leaves."""
+    """The sender received nothing within the timeout, and is leaving the run."""
 
     since: str  # time of day of the last message
 

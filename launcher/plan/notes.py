@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from headway.devices.table import kind_of
 from headway.ipc.choices import HSDP, SHARDED
-from headway.ipc.numbering import NUMBERINGS
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
@@ -145,7 +144,7 @@ def _removed_variables(plan: LaunchPlan) -> Iterator[str]:
 
 def _lone_pod(plan: LaunchPlan) -> Iterator[str]:
     variables, origin = plan.inherited, plan.settings.origin("num_machines")
-    index = variables.get(NUMBERINGS["kubernetes"].rank)
+    index = variables.get("JOB_COMPLETION_INDEX")
     if index is None or "KUBERNETES_SERVICE_HOST" not in variables or RUN_VARIABLE in variables:
         return
     if origin.layer is Layer.DETECTED and not plan.settings.origin("cluster").is_user_set:

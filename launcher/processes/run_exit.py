@@ -87,7 +87,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
 
 
 def _repeated(run: RunOutcome, run_exit: RunExit) -> RunExit:
-    """Return `run_exit`, with the exit code for repeated failures if the failure is one."""
+    """Return `run_exit`, with the exit code for repeated failures if this failure is a repeat."""
     if not run.repeats:
         return run_exit
     codes = f"exit code {REPEATED}, not the rank's own {run_exit.code}"

@@ -1,6 +1,6 @@
 """Confinement of a script: writes are redirected to a scratch folder.
 
-Files opened for writing and new folders are created at the same path below the scratch folder, and
+New folders, and files opened for writing, are created at the same path below the scratch folder and
 read from there afterwards. Removing or renaming files outside that folder is skipped with a note;
 changes to modes, owners and times are ignored. An audit hook denies other changes, new processes
 and network access. Native code, which raises no audit events, is not confined.

@@ -43,7 +43,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of all tensors that operators return.
 
     The category of a storage is often known only later (`classify`). Changes are therefore stored,
-    and the peak is divided by category at the end. Only tensors on `device` are counted;
+    and the peak is broken down by category at the end. Only tensors on `device` are counted;
     `fake_mode` is None for real tensors.
     """
 
