@@ -496,7 +496,7 @@ class Accelerator(Process):
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
     ) -> None:
-        """Divide gradients by fp16's loss scale, once per step; a no-op in other precisions.
+        """Divide gradients by the fp16 loss scale, once per step; a no-op in other precisions.
 
         `optimizer` is one optimizer or several; None means all prepared optimizers.
 

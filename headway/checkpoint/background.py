@@ -159,7 +159,7 @@ def fail_at_exit(error: Exception) -> None:
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Limit torch to one thread, because several threads wait for each other on busy cores."""
+    """Limit torch to one thread, because several would wait for each other on busy cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

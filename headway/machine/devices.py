@@ -139,7 +139,7 @@ def has_ambiguous_indices(gpus: Sequence[Gpu]) -> bool:
 
 
 def gpu_labels(gpus: Sequence[Gpu]) -> list[str]:
-    """Return the GPUs' labels in messages: "GPU 0", or UUIDs if indices are ambiguous."""
+    """Return how messages name the GPUs: "GPU 0", or UUIDs if indices are ambiguous."""
     if has_ambiguous_indices(gpus):
         return [gpu.uuid for gpu in gpus]
     return [f"GPU {index}" for index in range(len(gpus))]

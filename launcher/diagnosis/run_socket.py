@@ -214,7 +214,7 @@ def _list_addresses() -> list[str]:
 
 
 def runtime_folder() -> str:
-    """Return the folder of this user's sockets on systems without abstract names."""
+    """Return the folder for this user's sockets on systems without abstract socket names."""
     import tempfile
 
     return os.path.join(tempfile.gettempdir(), f"headway-run-{os.geteuid()}")

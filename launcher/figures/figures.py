@@ -261,7 +261,7 @@ def _is_valid(figures: Figures) -> bool:
 
 
 def _quiet_limit_s(step_s: float) -> float:
-    """Return the longest usual time between two records if a step takes `step_s` seconds."""
+    """Return the longest time to expect between two records if a step takes `step_s` seconds."""
     return max(_QUIET_S, 3 * step_s)
 
 

@@ -103,7 +103,7 @@ class Shutdown(NamedTuple):
         return found
 
     def is_abandoned(self, now: float) -> bool:
-        """Return whether to stop waiting for processes that SIGKILL has not removed."""
+        """Return whether to stop waiting for processes that are left after SIGKILL."""
         return now >= self.ends_at + KILL_MARGIN_S
 
 
