@@ -20,7 +20,6 @@ from headway.commands.main import main
         ("checkpoint ls none", 1),
         ("checkpoint verify none", 1),
         ("checkpoint prune none --keep 1", 1),
-        ("checkpoint export none out.safetensors", 1),
         ("why", 2),
         ("logs none", 2),
         ("runs diff a b", 2),
