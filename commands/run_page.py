@@ -17,7 +17,7 @@ from headway.commands.tables import when
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import RunRecord
-from headway.ipc.records import METRICS, Figures
+from headway.ipc.records import METRICS, StepStats
 from headway.ipc.stderr import shown
 from headway.trackers.run_file import read_metrics
 
@@ -71,7 +71,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
         *(f"<p>{_text(slow)}</p>" for slow in [slow_rank(record)] if slow),
         *_report(record),
         *_changes(good, changes),
-        *_rank_charts(record.figures),
+        *_rank_charts(record.stats),
         *_metrics(record),
         "<h2>Machine</h2>",
         _table(*start.machine.items()),
@@ -132,14 +132,14 @@ def _changes(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]
     yield "</table>"
 
 
-def _rank_charts(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
-    drawn = {rank: figures[rank] for rank in sorted(figures)[:_MOST_RANKS] if figures[rank]}
+def _rank_charts(stats: Mapping[int, Sequence[StepStats]]) -> Iterator[str]:
+    drawn = {rank: stats[rank] for rank in sorted(stats)[:_MOST_RANKS] if stats[rank]}
     if not drawn:
         return
-    if len(figures) > len(drawn):
-        yield f"<p>The charts show {len(drawn)} of {len(figures)} ranks.</p>"
+    if len(stats) > len(drawn):
+        yield f"<p>The charts show {len(drawn)} of {len(stats)} ranks.</p>"
 
-    def of_ranks(value: Callable[[Figures], float | None]) -> list[_Curve]:
+    def of_ranks(value: Callable[[StepStats], float | None]) -> list[_Curve]:
         return [
             _Curve.of(f"rank {rank}", ((row.step, value(row)) for row in rows))
             for rank, rows in drawn.items()
@@ -153,11 +153,11 @@ def _rank_charts(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
     yield from _chart("Memory of the device, MiB", of_ranks(_device_mib))
 
 
-def _speed(row: Figures) -> float | None:
+def _speed(row: StepStats) -> float | None:
     return row.samples / row.seconds if row.samples and row.seconds > 0 else None
 
 
-def _device_mib(row: Figures) -> float | None:
+def _device_mib(row: StepStats) -> float | None:
     return None if row.device_bytes is None else row.device_bytes / 2**20
 
 
@@ -259,15 +259,15 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
         yield _legend(zip((curve.label for curve in drawn), colours, strict=True))
 
 
-def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
+def _phases(stats: Mapping[int, Sequence[StepStats]]) -> str:
     """Return one bar per rank, divided into phases and scaled to the longest bar."""
-    every = [row for rows in figures.values() for row in rows]
+    every = [row for rows in stats.values() for row in rows]
     phases = [phase for phase in _PHASES if any(getattr(row, phase[1]) for row in every)]
-    totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}
+    totals = {rank: sum(row.seconds for row in rows) for rank, rows in stats.items()}
     longest = max(totals.values()) or 1.0
     row_height = 22
     parts = []
-    for place, (rank, rows) in enumerate(figures.items()):
+    for place, (rank, rows) in enumerate(stats.items()):
         y, x = place * row_height, float(_LEFT)
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 15}" text-anchor="end">rank {rank}</text>')
         rest = totals[rank]
@@ -282,7 +282,7 @@ def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
             )
             x += width
     keys = [*((name, colour) for name, _, colour in phases), _REST]
-    return _svg("Time of each rank", len(figures) * row_height, parts) + _legend(keys)
+    return _svg("Time of each rank", len(stats) * row_height, parts) + _legend(keys)
 
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ from headway.history.changes import Change, changes
 from headway.history.record import RunRecord, find, is_running, read_all
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
 from headway.ipc.stderr import log, shown
-from headway.launcher.figures.slow_rank import find_slow_rank, mean_step
 from headway.launcher.remote.protocol import RUN_VARIABLES
+from headway.launcher.step_stats.slow_rank import find_slow_rank, mean_step
 
 RUN = "RUN: a name listed by `headway runs`, or its beginning or end (default: the newest run)."
 UNKNOWN = "unknown"
@@ -182,7 +182,7 @@ def _restarts_used(record: RunRecord) -> str:
 
 def slow_rank(record: RunRecord) -> str:
     """Describe the rank that all other ranks waited for; empty if no rank was slow."""
-    times = {rank: found for rank, rows in record.figures.items() if (found := mean_step(rows))}
+    times = {rank: found for rank, rows in record.stats.items() if (found := mean_step(rows))}
     slow = find_slow_rank(times) if record.num_steps >= _LEAST_STEPS else None
     return "" if slow is None else slow.describe()
 

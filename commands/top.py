@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headway.commands.flags import Parser, usage_error
 from headway.commands.tables import print_table, when
 from headway.ipc.stderr import shown, size
-from headway.launcher.diagnosis.run_socket import ActiveRun, request_figures
+from headway.launcher.diagnosis.run_socket import ActiveRun, request_stats
 from headway.launcher.processes.gpu_claims import waiting_launches
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 def watched() -> list[Watched]:
     """Return this user's runs on this machine, oldest first."""
-    return [Watched(run, **figures) for run, figures in request_figures()]
+    return [Watched(run, **stats) for run, stats in request_stats()]
 
 
 def _chosen(word: str | None) -> list[Watched]:

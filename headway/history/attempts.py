@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headway.ipc.records import Figures
+from headway.ipc.records import StepStats
 
 SHARES = (
     *("training", "start", "recovery", "repeated steps", "saving", "waiting for data", "other"),
@@ -50,29 +50,29 @@ class Attempts:
         if step and not self.rows[-1].first:
             self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
-    def note(self, rank: int, figures: Figures, now: float) -> str:
+    def note(self, rank: int, stats: StepStats, now: float) -> str:
         """Add a rank's statistics; after a restart, return its cost at the first new step."""
         if rank != 0:
             return ""
-        row, count = self.rows[-1], figures.num_steps
-        before = figures.step - count
+        row, count = self.rows[-1], stats.num_steps
+        before = stats.step - count
         if count and not row.first:
-            row = row._replace(first=max(before, 1), first_at=now - figures.seconds)
-        furthest = self._furthest if figures.has_global_steps else 0
+            row = row._replace(first=max(before, 1), first_at=now - stats.seconds)
+        furthest = self._furthest if stats.has_global_steps else 0
         repeated = min(max(furthest - before, 0), count) / max(count, 1)
         spent = defaultdict(float, row.spent)
-        spent["repeated steps"] += figures.seconds * repeated
-        spent["saving"] += figures.save_s * (1 - repeated)
-        spent["waiting for data"] += figures.data_s * (1 - repeated)
-        training_s = max(figures.seconds - figures.save_s - figures.data_s, 0.0)
+        spent["repeated steps"] += stats.seconds * repeated
+        spent["saving"] += stats.save_s * (1 - repeated)
+        spent["waiting for data"] += stats.data_s * (1 - repeated)
+        training_s = max(stats.seconds - stats.save_s - stats.data_s, 0.0)
         spent["training"] += training_s * (1 - repeated)
-        self.rows[-1] = row = row._replace(last=figures.step, last_at=now, spent=spent)
-        if not (self._restart and count) or figures.step <= furthest:
+        self.rows[-1] = row = row._replace(last=stats.step, last_at=now, spent=spent)
+        if not (self._restart and count) or stats.step <= furthest:
             return ""
         restart, self._restart = self._restart, ""
         new = max(row.first, furthest + 1)
         repeats = new - row.first
-        new_at = now - (figures.step - new) * figures.seconds / count
+        new_at = now - (stats.step - new) * stats.seconds / count
         cost = f"{restart}: {new_at - row.began_at:.1f} s to step {new}"
         return f"{cost}, {repeats} step{'s' * (repeats != 1)} repeated" if furthest else cost
 

@@ -15,9 +15,9 @@ import time
 from headway.errors import ConfigError
 from headway.history import store
 from headway.history.attempts import Attempts
-from headway.history.record import MAX_TEXT, FigureSeries, RunEnd, read_record
+from headway.history.record import MAX_TEXT, RunEnd, StatsSeries, read_record
 from headway.ipc.progress import Progress
-from headway.ipc.records import Figures, OutputPath
+from headway.ipc.records import OutputPath, StepStats
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_output, secrets_among
 from headway.ipc.signals import shell_exit_code
@@ -29,7 +29,7 @@ class _Process:
     """State for this process's record."""
 
     def __init__(self) -> None:
-        self.series = FigureSeries()
+        self.series = StatsSeries()
         self.attempts = Attempts(0.0)
         self.has_started = False
         self.has_trained = False
@@ -57,9 +57,9 @@ def start(progress: Progress) -> None:
     progress.report_to(_note)
 
 
-def _note(figures: Figures) -> None:
-    _process.series.note(0, figures)
-    _process.attempts.note(0, figures, time.time())
+def _note(stats: StepStats) -> None:
+    _process.series.note(0, stats)
+    _process.attempts.note(0, stats, time.time())
 
 
 def mark_trained() -> None:

@@ -15,7 +15,7 @@ from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 from headway.ipc.paths import is_absent, read_plain
-from headway.ipc.records import Figures, OutputPath
+from headway.ipc.records import OutputPath, StepStats
 from headway.ipc.secrets import masked_output
 from headway.ipc.stderr import log
 from headway.ipc.typed import SchemaError, plain, read
@@ -25,7 +25,7 @@ _FIX = "`headway runs` lists all recorded runs"
 MAX_TEXT = 2**15
 """Maximum number of characters in a report."""
 _LARGEST_LOSS = 1e100  # larger losses are stored as None
-_MOST_ROWS, _LEAST_ROWS = 600, 4  # rows of figures: maximum in total, minimum per rank
+_MOST_ROWS, _LEAST_ROWS = 600, 4  # rows of stats: maximum in total, minimum per rank
 _SUMMED = (  # fields to add up when rows are merged
     *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
     *("stolen_s", "samples"),
@@ -48,7 +48,7 @@ class RunEnd(NamedTuple):
 
 class RankRecord(NamedTuple):
     rank: int
-    figures: tuple[Figures, ...]
+    stats: tuple[StepStats, ...]
     lines: tuple[str, ...]  # the last lines of its output
 
 
@@ -71,8 +71,8 @@ class RunRecord(NamedTuple):
         return self.end is not None and self.end.exit_code == 0
 
     @property
-    def figures(self) -> Mapping[int, Sequence[Figures]]:
-        return {rank.rank: rank.figures for rank in self.ranks if rank.figures}
+    def stats(self) -> Mapping[int, Sequence[StepStats]]:
+        return {rank.rank: rank.stats for rank in self.ranks if rank.stats}
 
     @property
     def tails(self) -> Mapping[int, Sequence[str]]:
@@ -86,37 +86,37 @@ class RunRecord(NamedTuple):
     @property
     def num_steps(self) -> int:
         """The last step that any rank reported; 0 if there is none."""
-        return max((rows[-1].step for rows in self.figures.values()), default=0)
+        return max((rows[-1].step for rows in self.stats.values()), default=0)
 
     @property
     def samples_per_s(self) -> float | None:
         """Combined throughput of all ranks over all their steps; None if unknown."""
         rates = []
-        for rows in self.figures.values():
+        for rows in self.stats.values():
             seconds, samples = sum(row.seconds for row in rows), sum(row.samples for row in rows)
             if seconds > 0 and samples:
                 rates.append(samples / seconds)
         return sum(rates) if rates else None
 
 
-class FigureSeries:
+class StatsSeries:
     """Stores the step statistics of all ranks in a bounded number of rows, for runs of any length.
 
     Rows are merged as the run grows. Sums stay exact.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[Figures]] = {}
+        self._rows: dict[int, list[StepStats]] = {}
 
-    def note(self, rank: int, figures: Figures) -> None:
+    def note(self, rank: int, stats: StepStats) -> None:
         """Add a rank's statistics; a non-finite loss is stored as None."""
-        if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
-            figures = figures._replace(loss=None)
+        if stats.loss is not None and not abs(stats.loss) <= _LARGEST_LOSS:
+            stats = stats._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
-        if not figures.num_steps:  # updates only the position
-            rows[-1:] = [_merged([row, figures]) for row in rows[-1:]]
+        if not stats.num_steps:  # updates only the position
+            rows[-1:] = [_merged([row, stats]) for row in rows[-1:]]
             return
-        rows.append(figures)
+        rows.append(stats)
         if len(rows) > 2 * max(_MOST_ROWS // (2 * len(self._rows)), _LEAST_ROWS):
             pairs = [rows[index : index + 2] for index in range(0, len(rows), 2)]
             rows[:] = map(_merged, pairs)
@@ -129,7 +129,7 @@ class FigureSeries:
         )
 
 
-def _merged(rows: Sequence[Figures]) -> Figures:
+def _merged(rows: Sequence[StepStats]) -> StepStats:
     last = rows[-1]
     devices = [row.device_bytes for row in rows if row.device_bytes is not None]
     losses = [row.loss for row in rows if row.loss is not None]
@@ -155,7 +155,7 @@ class Recorder:
         self.kept: Callable[[], Iterable[OutputPath]] = tuple  # paths reported by ranks
         self.attempts: Callable[[], Sequence[Attempt]] = tuple
         self._secrets = secrets
-        self._series = FigureSeries()
+        self._series = StatsSeries()
         self._kept: list[OutputPath] = []
         self._tails: Mapping[int, Sequence[str]] = {}
         self._end: RunEnd | None = None
@@ -165,9 +165,9 @@ class Recorder:
         )
         self._thread.start()
 
-    def note(self, rank: int, figures: Figures) -> None:
+    def note(self, rank: int, stats: StepStats) -> None:
         """Add a rank's statistics, to be written periodically."""
-        self._series.note(rank, figures)
+        self._series.note(rank, stats)
 
     def keep(self, what: str, path: str) -> None:
         self._kept.append(OutputPath(what, os.path.abspath(path)))

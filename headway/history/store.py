@@ -19,7 +19,7 @@ from headway.ipc.typed import plain, read
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
-FORMAT = 3
+FORMAT = 4
 """Format version of records, incremented with each change; other versions cannot be read."""
 
 MAX_RUNS = 200

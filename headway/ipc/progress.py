@@ -13,7 +13,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from headway.ipc.records import FeatureUse, Figures, Heartbeat, OutputPath, ProgressSnapshot, Record
+from headway.ipc.records import (
+    FeatureUse,
+    Heartbeat,
+    OutputPath,
+    ProgressSnapshot,
+    Record,
+    StepStats,
+)
 from headway.ipc.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
 from headway.ipc.typed import encode
 
@@ -85,7 +92,7 @@ class Progress:
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
         *("_calls", "call_at", "feature_use", "output_paths", "own_threads", "channel", "_beat_at"),
-        *("_figures", "_saved", "may_be_killed", "has_own_seed"),
+        *("_stats", "_saved", "may_be_killed", "has_own_seed"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # the script may copy or pickle this object
@@ -97,7 +104,7 @@ class Progress:
         self._call = ""  # the running method, one of `records.CALLED_BY_ALL_RANKS`
         self.num_trained = 0
         self.clock = StepClock()
-        self.listeners: list[Callable[[Figures], None]] = []
+        self.listeners: list[Callable[[StepStats], None]] = []
         self._calls: MutableMapping[object, Callable[[], float]] = WeakKeyDictionary()
         self.call_at = float("inf")
         self.feature_use = FeatureUse()
@@ -107,7 +114,7 @@ class Progress:
         self.may_be_killed: Callable[[], bool] = bool
         self.has_own_seed = False
         self._beat_at = float("inf")  # clock time of the next heartbeat
-        self._figures: Figures | None = None  # the last reported figures
+        self._stats: StepStats | None = None  # the last reported stats
         self._saved = (0, 0.0)  # the last save's step and duration in seconds
 
     # ------------------------------------------------------------------ the launcher
@@ -126,7 +133,7 @@ class Progress:
         if self.channel is not None:
             self.channel.send(record)
 
-    def report_to(self, listener: Callable[[Figures], None]) -> None:
+    def report_to(self, listener: Callable[[StepStats], None]) -> None:
         """Time the steps and pass their statistics to `listener` about once a second."""
         self.listeners.append(listener)
         self.is_watched = True
@@ -174,7 +181,7 @@ class Progress:
             calls = [*self._calls.values()]
             self.call_at = min([call() for call in calls], default=float("inf"))
         if is_due:
-            self._report_figures()
+            self._report_stats()
         elif clock.mark > self._beat_at:
             self._beat()
 
@@ -220,31 +227,31 @@ class Progress:
 
     def finish(self) -> None:
         """Report the last steps, and the saves that follow them, at the end of the program."""
-        if (figures := self.clock.take(self.total, self.loss)) is not None:
-            self._report(figures)
+        if (stats := self.clock.take(self.total, self.loss)) is not None:
+            self._report(stats)
         step, saved_s = self._saved
-        if self._figures is not None and step == self.step:
-            self._report(self._figures.empty_at(step, self.loss)._replace(save_s=saved_s))
+        if self._stats is not None and step == self.step:
+            self._report(self._stats.empty_at(step, self.loss)._replace(save_s=saved_s))
             self._saved = (0, 0.0)
 
-    def _report_figures(self) -> None:
+    def _report_stats(self) -> None:
         """Report the statistics of the latest steps, or send a heartbeat if there are none.
 
         Statistics replace heartbeats, so at most one record is sent per second.
         """
-        figures = self.clock.take(self.total, self.loss)
-        if figures is None:  # the device has not finished a step yet
+        stats = self.clock.take(self.total, self.loss)
+        if stats is None:  # the device has not finished a step yet
             if self.clock.mark > self._beat_at:
                 self._beat()
             return
-        self._report(figures)
+        self._report(stats)
         if self.channel is not None:
             self._beat_at = self.clock.mark + 2 * _BEAT_EVERY_S
 
-    def _report(self, figures: Figures) -> None:
-        self._figures = figures
+    def _report(self, stats: StepStats) -> None:
+        self._stats = stats
         for listener in self.listeners:
-            listener(figures)
+            listener(stats)
 
     def _beat(self) -> None:
         self._beat_at = self.clock.mark + _BEAT_EVERY_S

@@ -102,7 +102,7 @@ class Heartbeat(NamedTuple):
     progress: ProgressSnapshot
 
 
-class Figures(NamedTuple):
+class StepStats(NamedTuple):
     """Timing of one rank's optimizer steps since its previous record."""
 
     step: int  # number of the last step
@@ -126,7 +126,7 @@ class Figures(NamedTuple):
         """Whether steps are counted from the start of the training run, not of this process."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
-    def empty_at(self, step: int, loss: float | None) -> Figures:
+    def empty_at(self, step: int, loss: float | None) -> StepStats:
         """Return a record of zero steps at the given position."""
         spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
         none: dict[str, Any] = dict.fromkeys(spent, 0.0)
@@ -222,7 +222,7 @@ class ProcessExit(NamedTuple):
     leftovers: bool  # all ranks have exited, but a process that they started is still running
 
 
-Record = (RankReady | WillSave | OutputPath | Heartbeat | Figures | StatusReply | Crash) | (
+Record = (RankReady | WillSave | OutputPath | Heartbeat | StepStats | StatusReply | Crash) | (
     ScriptEnd | ServerReady | ProcessStart | StartFailed | ProcessExit
 )
 

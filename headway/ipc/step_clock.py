@@ -20,7 +20,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from headway.ipc.records import Figures
+from headway.ipc.records import StepStats
 
 if TYPE_CHECKING:
     from headway.devices.kind import DeviceKind
@@ -206,7 +206,7 @@ class StepClock:
             self._begin_tally()
         return self.mark >= self.due_at
 
-    def take(self, total: int, loss: float | None) -> Figures | None:
+    def take(self, total: int, loss: float | None) -> StepStats | None:
         """Return the statistics of the steps since the last call; None if no step has finished.
 
         The first step, a warm-up, is excluded.
@@ -218,7 +218,7 @@ class StepClock:
         self.due_at = self.mark + _EVERY_S
         spent = tally.settled
         backward_s, waited_s = _split_backward(*spent[BACKWARD : EXCHANGE + 1])
-        return Figures(
+        return StepStats(
             step=tally.step,
             num_steps=tally.num_steps,
             seconds=sum(spent),

@@ -29,7 +29,7 @@ _TIMEOUT_S = 5.0  # per message, excluding the time to prepare the answer
 _REQUEST_TIMEOUT_S = 1.0  # from connection to request; other clients wait
 _RETRY_DELAY_S = 0.1
 _MAX_REQUEST = 4096  # bytes
-_NO_FIGURES: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
+_NO_STATS: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
@@ -55,8 +55,8 @@ class RunSocket:
     def __init__(self, run: ActiveRun) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
         """Returns the positions of the ranks."""
-        self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
-        """Returns the step metrics of the ranks as JSON objects."""
+        self.stats: Callable[[], dict[str, Any]] = lambda: {**_NO_STATS}
+        """Returns the step statistics of the ranks as JSON objects."""
         self._run = run
         self._is_closing = False
         self._address = _new_address()
@@ -99,8 +99,8 @@ class RunSocket:
             answer: dict[str, Any] = {"run": self._run._asdict()}
             if "stacks" in request:
                 answer["stacks"] = self.describe()
-            if "figures" in request:
-                answer["figures"] = self.figures()
+            if "stats" in request:
+                answer["stats"] = self.stats()
             connection.sendall(json.dumps(answer).encode())
 
 
@@ -144,16 +144,16 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
     return None
 
 
-def request_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
-    """Return this user's active runs on this machine with their metrics, oldest first."""
+def request_stats() -> list[tuple[ActiveRun, dict[str, Any]]]:
+    """Return this user's active runs on this machine with their statistics, oldest first."""
     answers = []
     for address in _list_addresses():
         try:
-            run, answer = _send_request(address, {"figures": "all"}, _TIMEOUT_S)
+            run, answer = _send_request(address, {"stats": "all"}, _TIMEOUT_S)
         except _NoAnswer as no_answer:
-            run, answer = _suspended_run(*no_answer.args), {"figures": _NO_FIGURES}
+            run, answer = _suspended_run(*no_answer.args), {"stats": _NO_STATS}
         if run is not None:
-            answers.append((run, answer["figures"]))
+            answers.append((run, answer["stats"]))
     return sorted(answers, key=lambda found: found[0].began_at)
 
 

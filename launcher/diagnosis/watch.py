@@ -14,7 +14,6 @@ from math import inf
 from headway.ipc.records import (
     STOPPED_AND_SAVED,
     Crash,
-    Figures,
     Group,
     Heartbeat,
     InvalidRecord,
@@ -25,6 +24,7 @@ from headway.ipc.records import (
     RecordReader,
     ScriptEnd,
     StatusReply,
+    StepStats,
     WillSave,
 )
 from headway.ipc.stderr import log
@@ -49,21 +49,21 @@ class Watch:
     the check. Progress means a step, a new phase, a collective, an import, a start or an exit.
 
     `last_output_at` returns the monotonic time of the last output of any rank. The reading thread
-    calls `note_figures`.
+    calls `note_stats`.
     """
 
     def __init__(
         self,
         hang_timeout_s: int | None,
         last_output_at: Callable[[], float],
-        note_figures: Callable[[int, Figures], None] = lambda *_: None,
+        note_stats: Callable[[int, StepStats], None] = lambda *_: None,
     ) -> None:
         self.hang: Hang | None = None  # set once, after `hang_timeout_s`
         self.on_ready: Callable[[], None] | None = None  # called when all ranks run the script
         self.on_no_group: Callable[[], None] | None = None  # called if no rank has joined a group
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
-        self._note_figures = note_figures
+        self._note_stats = note_stats
         self._ranks: dict[int, RankChannel] = {}  # the ranks of this attempt
         self._num_starting = 0  # 0 once all ranks are ready
         self._group_check_at = inf  # the time to check whether the ranks joined a group
@@ -91,8 +91,8 @@ class Watch:
         """Start reading a new rank's channel, which is closed when the rank exits."""
         os.set_blocking(channel, False)
         with self._lock:
-            note_figures = partial(self._note_figures, rank)
-            self._ranks[rank] = RankChannel(rank, pid, channel, note_figures)
+            note_stats = partial(self._note_stats, rank)
+            self._ranks[rank] = RankChannel(rank, pid, channel, note_stats)
             self._progress_at = time.monotonic()
             self._selector.register(channel, selectors.EVENT_READ)
         self._wake()
@@ -144,7 +144,7 @@ class Watch:
 
     def last_progress(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""
-        # without the lock: its holder may wait for this thread in order to send figures
+        # without the lock: its holder may wait for this thread in order to send stats
         furthest = max(self._ranks.copy().values(), key=lambda rank: rank.step, default=None)
         if furthest is None or not furthest.step:
             return ""
@@ -269,10 +269,10 @@ class RankChannel:
         rank: int,
         pid: int,
         channel: int,
-        note_figures: Callable[[Figures], None] = lambda _: None,
+        note_stats: Callable[[StepStats], None] = lambda _: None,
     ) -> None:
         self.rank = rank
-        self._note_figures = note_figures
+        self._note_stats = note_stats
         self.fd = channel
         self.is_closed = False  # whether the rank has closed it
         self.code: int | None = None  # exit code; None while the process is running
@@ -288,7 +288,7 @@ class RankChannel:
         self._answer: StatusReply | None = None
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
-        self._figures: Figures | None = None  # the last figures, updated with later progress
+        self._stats: StepStats | None = None  # the last stats, updated with later progress
 
     def read(self) -> bool:
         """Read the available data up to a limit; return whether it shows progress."""
@@ -334,10 +334,10 @@ class RankChannel:
             self._progress = record.progress
             self._note_steps(record.progress)
             return True
-        elif isinstance(record, Figures):
+        elif isinstance(record, StepStats):
             self._progress = ProgressSnapshot(record.step, total=record.total, loss=record.loss)
-            self._figures = record
-            self._note_figures(record)
+            self._stats = record
+            self._note_stats(record)
             return True
         elif isinstance(record, StatusReply):
             return self._store_answer(record)
@@ -357,10 +357,10 @@ class RankChannel:
         return before is not None and _progress_key(answer) != _progress_key(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
-        """Add missing steps to the rank's metrics."""
-        if self._figures is not None and progress.step > self._figures.step:
-            self._figures = self._figures.empty_at(progress.step, progress.loss)
-            self._note_figures(self._figures)
+        """Add missing steps to the rank's statistics."""
+        if self._stats is not None and progress.step > self._stats.step:
+            self._stats = self._stats.empty_at(progress.step, progress.loss)
+            self._note_stats(self._stats)
 
     def ask(self) -> None:
         """Request the rank's position, unless a request is pending."""
@@ -380,7 +380,7 @@ class RankChannel:
 
     @property
     def has_global_steps(self) -> bool:
-        return self._figures is None or self._figures.has_global_steps
+        return self._stats is None or self._stats.has_global_steps
 
     @property
     def status(self) -> RankStatus:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import HeadwayError
-from headway.ipc.records import CrashSite, Figures
+from headway.ipc.records import CrashSite, StepStats
 from headway.ipc.stderr import ranges
 from headway.launcher.multinode import messages, preflight
 from headway.launcher.multinode.network import NOTICE_AFTER_S
@@ -28,7 +28,7 @@ _CAUSE_TIMEOUT_S = 2.0  # to find the cause of a failure that may be a consequen
 class RankCallbacks(NamedTuple):
     """Callbacks on machine 0 for reports from other machines; the hub's thread calls them."""
 
-    steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # machine, host last
+    steps: Callable[[int, StepStats, int, str], object] = lambda *_: None  # machine, host last
     loss: Callable[[int], object] = lambda _: None  # the machine's rank
     failure: Callable[[CrashSite | None], str] = lambda _: ""  # describes the repetition
 
@@ -191,7 +191,7 @@ class Coordinator:
             machine.progress = message.progress or machine.progress
         elif isinstance(message, messages.StepTiming):
             if machine.rank is not None:
-                self.callbacks.steps(message.rank, message.figures, machine.rank, machine.join.host)
+                self.callbacks.steps(message.rank, message.stats, machine.rank, machine.join.host)
         elif isinstance(message, messages.MachineReady):
             machine.ready = message
             self._settle_at = now + SETTLE_S

@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.devices.table import kind_of
 from headway.errors import Code, HeadwayError, LaunchError
-from headway.ipc.records import Figures
+from headway.ipc.records import StepStats
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import log
 from headway.launcher.multinode import messages, network
@@ -211,10 +211,10 @@ class MultiNodeRendezvous(Rendezvous):
             if ends_grace or member.stopping is None:
                 member.send(messages.Signalled(int(number), socket.gethostname(), ends_grace))
 
-    def report_steps(self, rank: int, figures: Figures) -> None:
+    def report_steps(self, rank: int, stats: StepStats) -> None:
         member = self._member
         if member is not None and not self._is_machine_0 and not member.is_over:
-            member.send(messages.StepTiming(rank, figures))
+            member.send(messages.StepTiming(rank, stats))
 
     def give_up(self, error: HeadwayError) -> None:
         member = self._member

@@ -15,7 +15,7 @@ import re
 import secrets
 from typing import NamedTuple, get_args
 
-from headway.ipc.records import CrashSite, Figures
+from headway.ipc.records import CrashSite, StepStats
 from headway.ipc.typed import decode, encode, kinds_of
 
 PROTOCOL = "headway-channel/2"
@@ -100,7 +100,7 @@ class MachineHeartbeat(NamedTuple):
 
 class StepTiming(NamedTuple):
     rank: int
-    figures: Figures
+    stats: StepStats
 
 
 class HeartbeatLost(NamedTuple):

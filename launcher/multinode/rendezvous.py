@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from headway.errors import Code, HeadwayError, LaunchError
-from headway.ipc.records import CrashSite, Figures
+from headway.ipc.records import CrashSite, StepStats
 from headway.launcher.multinode.network import (
     CHECK_EVERY_S,
     host_port,
@@ -62,7 +62,7 @@ class Rendezvous(RendezvousHandler):
         self.round = -1
         self.progress: Callable[[], str] = str  # the ranks' progress, for other machines
         # called by another thread
-        self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
+        self.note_steps: Callable[[int, StepStats, int, str], object] = lambda *_: None
         self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
         self.describe_repetition: Callable[[CrashSite | None], str] = lambda _: ""
         self.end_grace_period: Callable[[], None] = lambda: None  # of the ranks here
@@ -121,7 +121,7 @@ class Rendezvous(RendezvousHandler):
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
         """Report a stop signal to the other machines; may be called from a signal handler."""
 
-    def report_steps(self, rank: int, figures: Figures) -> None:
+    def report_steps(self, rank: int, stats: StepStats) -> None:
         """Report the step times of a rank to machine 0; may be called from any thread."""
 
     def give_up(self, error: HeadwayError) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from headway.errors import ConfigError
 from headway.history.attempts import Attempt, Attempts
 from headway.ipc import signals
-from headway.ipc.records import PROJECT, CrashSite, Figures
+from headway.ipc.records import PROJECT, CrashSite, StepStats
 from headway.ipc.run_contract import CPUS_VARIABLE
 from headway.ipc.stderr import log
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
@@ -36,7 +36,6 @@ from headway.launcher.diagnosis.failures import (
 from headway.launcher.diagnosis.hang import Hang, explain_divergence
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.diagnosis.watch import Watch
-from headway.launcher.figures.figures import RunFigures
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
@@ -45,6 +44,7 @@ from headway.launcher.processes.repeats import RepeatDetector
 from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerExited, Starter
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
+from headway.launcher.step_stats.run_stats import RunStats
 from headway.machine.source import count_oom_kills
 from headway.settings.problems import missing_ranks
 from headway.settings.profile_files import shown
@@ -114,7 +114,7 @@ class Agent(LocalElasticAgent):
         handler: Rendezvous,
         output: Output,
         watch: Watch,
-        figures: RunFigures,
+        stats: RunStats,
         environ: Mapping[str, str],
     ) -> None:
         spec = WorkerSpec(
@@ -131,13 +131,13 @@ class Agent(LocalElasticAgent):
         self._environ = environ
         self.handler = handler
         handler.progress = watch.last_progress
-        handler.note_steps, handler.note_loss = figures.note, figures.drop_machine
-        figures.listeners += [handler.report_steps, self._note_cost]
+        handler.note_steps, handler.note_loss = stats.note, stats.drop_machine
+        stats.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)
         handler.end_grace_period = self.end_grace_period
         self.output = output
         self.watch = watch
-        self._figures = figures
+        self._stats = stats
         self._ranks: RankProcesses | None = None
         settings = plan.settings
         self._restarts = RestartBackoff(settings.restart_delay, is_one_machine=plan.is_one_machine)
@@ -258,7 +258,7 @@ class Agent(LocalElasticAgent):
             for worker in worker_group.workers
         }
         self.watch.begin_attempt(len(envs))
-        self._figures.begin_attempt(worker_group.workers[0].world_size, self.handler.machine)
+        self._stats.begin_attempt(worker_group.workers[0].world_size, self.handler.machine)
         self._began_at = time.monotonic()
         self._ranks = self._pcontext = RankProcesses(
             self._starter,
@@ -320,8 +320,8 @@ class Agent(LocalElasticAgent):
             self._repeats.note_success(self.watch.step(), is_success=not is_stopped)
         return ""
 
-    def _note_cost(self, rank: int, figures: Figures) -> None:
-        if cost := self.attempts.note(rank, figures, time.time()):
+    def _note_cost(self, rank: int, stats: StepStats) -> None:
+        if cost := self.attempts.note(rank, stats, time.time()):
             log(cost)
 
     def _project(self) -> str:

@@ -21,7 +21,6 @@ from headway.ipc.stderr import log
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import NO_GROUP_AFTER_S, Watch
-from headway.launcher.figures.figures import RunFigures
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, Output
@@ -32,6 +31,7 @@ from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.run_exit import RunExit, RunOutcome, run_exit_of
 from headway.launcher.processes.starter import ServerExited, Starter, wait_for_leftovers
 from headway.launcher.rank.debugging import borrowed_terminal
+from headway.launcher.step_stats.run_stats import RunStats
 from headway.settings.table import OFF, RAW
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def supervise(
         is_raw=is_raw,
         is_ansi=environ.get("TERM", "dumb") != "dumb",
     )
-    figures = RunFigures()
+    stats = RunStats()
     status = None
     if settings.status != OFF and not is_debugged and not is_raw:
-        status = StatusLine(console, figures.line)
-        figures.report = console.warn
+        status = StatusLine(console, stats.line)
+        stats.report = console.warn
     output = Output(console, folder=folder, status=status)
     watch = Watch(
-        None if is_debugged else settings.hang_timeout, lambda: output.last_output_at, figures.note
+        None if is_debugged else settings.hang_timeout, lambda: output.last_output_at, stats.note
     )
     ranks = counted(settings.num_processes, "rank", "ranks")
     if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
@@ -83,12 +83,12 @@ def supervise(
             "same work, unless the script reads RANK; see docs/guides/coming-from.md"
         )
     if run_socket is not None:
-        run_socket.figures = lambda: figures.to_json(output.last_line)
+        run_socket.stats = lambda: stats.to_json(output.last_line)
         run_socket.describe = watch.describe
     handler = _rendezvous_handler(plan, environ)
-    agent = Agent(plan, starter, handler, output, watch, figures, environ)
+    agent = Agent(plan, starter, handler, output, watch, stats, environ)
     if recorder is not None:
-        figures.listeners.append(recorder.note)
+        stats.listeners.append(recorder.note)
         recorder.tails = lambda: {
             end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
         }

@@ -22,7 +22,7 @@ from headway.history.store import runs_folder
 from headway.ipc.records import METRICS, OutputPath
 from tests.commands.running import python, run
 from tests.distributed import launching
-from tests.history.runs import COMMIT, EDIT, START, figures, write_run
+from tests.history.runs import COMMIT, EDIT, START, stats, write_run
 from tests.waiting import wait_until
 
 REPORT = "rank 1 of 2 failed with ValueError\n  <script>alert(1)</script> & \x1b[31mred"
@@ -35,7 +35,7 @@ def rows_listed() -> list[list[str]]:
 
 
 def test_runs_are_listed_the_newest_last() -> None:
-    write_run(rows=[(0, figures(10)), (0, figures(20))])
+    write_run(rows=[(0, stats(10)), (0, stats(20))])
     write_run(75)
     write_run(None, script="/work/" + 99 * "a" + "/train.py", program="train.py")
     head, *rows, _ = run("runs")[1].splitlines()  # and the command line
@@ -78,7 +78,7 @@ class Terminal(io.StringIO):
 def test_the_name_of_a_run_is_not_wrapped_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record = write_run(rows=[(0, figures(20))], script="/work/a_rather_long_folder/train.py")
+    record = write_run(rows=[(0, stats(20))], script="/work/a_rather_long_folder/train.py")
     for columns in (60, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
         with contextlib.redirect_stdout(Terminal()) as printed:
@@ -104,7 +104,7 @@ def test_why_prints_the_report_and_what_has_changed() -> None:
 
 def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
     times = {0: {"sync_s": 0.45}, 1: {"data_s": 0.6}, 2: {"sync_s": 0.45}}
-    rows = [(rank, figures(step, **times[rank])) for rank in times for step in (10, 20)]
+    rows = [(rank, stats(step, **times[rank])) for rank in times for step in (10, 20)]
     write_run(rows=rows, num_processes=3)
     said = "rank 1 delays all ranks by 40 ms per 100 ms step: its data loader (3.0 times the"
     assert said in run("why")[1]
@@ -216,7 +216,7 @@ def test_a_command_line_that_a_terminal_cannot_print_is_not_printed(odd: str) ->
 def write_page(path: Path) -> str:
     write_run()
     rows = [
-        (rank, figures(step, sync_s=0.3 * rank, loss=2.0 / step + rank))
+        (rank, stats(step, sync_s=0.3 * rank, loss=2.0 / step + rank))
         for rank in range(4)
         for step in range(10, 400, 10)
     ]
@@ -254,15 +254,15 @@ def test_the_page_of_a_run_shows_it_escaped_and_loads_nothing(tmp_path: Path) ->
 
 def test_the_page_names_no_phase_that_nobody_measured(tmp_path: Path) -> None:
     measured = {"data_s": 0.0, "forward_s": 0.0, "backward_s": 0.0, "save_s": 0.0, "sync_s": 1.0}
-    write_run(rows=[(rank, figures(10, **measured)) for rank in range(2)])
+    write_run(rows=[(rank, stats(10, **measured)) for rank in range(2)])
     assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
     text = (tmp_path / "run.html").read_text()
     assert "rank 0, data" not in text
     assert "rank 0, sync" in text
 
 
-def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
-    rows = [(0, figures(10, seconds=0.0, loss=None, samples=0)), (1, figures(2**60, data_s=-9))]
+def test_a_page_of_odd_stats_is_made(tmp_path: Path) -> None:
+    rows = [(0, stats(10, seconds=0.0, loss=None, samples=0)), (1, stats(2**60, data_s=-9))]
     write_run(rows=rows)
     assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
     code, text = run("why", "--html", str(tmp_path / "no" / "run.html"))

@@ -1,4 +1,4 @@
-"""`headway top`, of launches whose figures the test sets; no rank is started."""
+"""`headway top`, of launches whose stats the test sets; no rank is started."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from rich.console import Console
 from headway.commands import top
 from headway.commands.main import main
 from headway.errors import ConfigError
-from headway.ipc.records import Figures
+from headway.ipc.records import StepStats
 from headway.launcher.diagnosis import run_socket
 from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
-from headway.launcher.figures.figures import RunFigures
-from tests.launcher.figures.test_figures import SLOW, USUAL, WAITING
+from headway.launcher.step_stats.run_stats import RunStats
+from tests.launcher.step_stats.test_run_stats import SLOW, USUAL, WAITING
 
 OTHER = ActiveRun(4321, "other.py", 1, 0, 1, 2e9)
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
+def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStats]:
     """A launch of four ranks, and beside it a newer one with one rank; no others."""
-    figures = RunFigures()
-    figures.begin_attempt(4)
+    stats = RunStats()
+    stats.begin_attempt(4)
     opened = RunSocket(ActiveRun(os.getpid(), "train.py", 4, 0, 1, 1e9))
-    opened.figures = lambda: figures.to_json(lambda rank: f"line \x1b[31mof {rank}")
+    opened.stats = lambda: stats.to_json(lambda rank: f"line \x1b[31mof {rank}")
     own = {
         address
         for address in run_socket._list_addresses()
         if (run := run_socket._run_at(address)) and run.pid == os.getpid()
     }
     monkeypatch.setattr(run_socket, "_list_addresses", lambda: [*own])
-    other = RunFigures()
+    other = RunStats()
     other.begin_attempt(1)
     other.note(0, USUAL._replace(samples=0))
-    answers = run_socket.request_figures
-    monkeypatch.setattr(top, "request_figures", lambda: [*answers(), (OTHER, other.to_json(str))])
-    yield figures
+    answers = run_socket.request_stats
+    monkeypatch.setattr(top, "request_stats", lambda: [*answers(), (OTHER, other.to_json(str))])
+    yield stats
     opened.close()
 
 
@@ -51,10 +51,10 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return runs
 
 
-def slow_down(figures: RunFigures, *records: Figures) -> None:
+def slow_down(stats: RunStats, *records: StepStats) -> None:
     for _ in range(4):
         for rank, record in enumerate(records):
-            figures.note(rank, record)
+            stats.note(rank, record)
 
 
 def screen(width: int, word: str | None = "mine", runs: list[top.Watched] | None = None) -> str:
@@ -66,7 +66,7 @@ def screen(width: int, word: str | None = "mine", runs: list[top.Watched] | None
 
 
 def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
-    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+    launch: RunStats, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     run, other = printed(capsys)
@@ -83,7 +83,7 @@ def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
 
 
 def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
-    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+    launch: RunStats, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     assert main(["top", str(os.getpid())]) == 0
@@ -103,13 +103,13 @@ def test_flags_are_taken_on_both_sides_of_the_run(
     assert [run["pid"] for run in json.loads(capsys.readouterr().out)["runs"]] == [4321]
 
 
-def test_a_run_that_is_not_there_is_refused(launch: RunFigures) -> None:
+def test_a_run_that_is_not_there_is_refused(launch: RunStats) -> None:
     with pytest.raises(ConfigError, match="'1' is not the process ID of one of your"):
         top.main(["1"])
 
 
 def test_before_the_first_step_there_are_no_ranks(
-    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+    launch: RunStats, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert printed(capsys)[0]["ranks"] == []
     assert main(["top", str(os.getpid())]) == 0
@@ -117,7 +117,7 @@ def test_before_the_first_step_there_are_no_ranks(
 
 
 def test_of_several_launches_it_is_said_whose_ranks_are_shown(
-    launch: RunFigures, capsys: pytest.CaptureFixture[str]
+    launch: RunStats, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     said = "showing the ranks of 4321; `headway top RUN` shows another launch"
@@ -129,7 +129,7 @@ def test_of_several_launches_it_is_said_whose_ranks_are_shown(
     assert "headway top RUN" not in capsys.readouterr().out
 
 
-def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFigures) -> None:
+def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunStats) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     text = screen(150)
     assert "other.py" in text
@@ -142,7 +142,7 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
 
 
 def test_the_live_screen_ends_with_q_and_with_the_run_that_is_named(
-    launch: RunFigures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launch: RunStats, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal, keyboard = os.openpty()
     with open(terminal, "wb", buffering=0) as typed, open(keyboard) as stdin:
@@ -162,7 +162,7 @@ def test_the_live_screen_ends_with_q_and_with_the_run_that_is_named(
     ],
 )
 def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
-    launch: RunFigures, width: int, head: str
+    launch: RunStats, width: int, head: str
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     text = screen(width)
@@ -172,7 +172,7 @@ def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
     assert "…" not in text.partition("last line")[0]
 
 
-def test_the_machine_is_shown_where_there_are_several(launch: RunFigures) -> None:
+def test_the_machine_is_shown_where_there_are_several(launch: RunStats) -> None:
     for rank in range(4):
         launch.note(rank, USUAL, machine=rank // 2, host=f"n{rank // 2}")
     assert "machine" in screen(80)

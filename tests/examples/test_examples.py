@@ -97,7 +97,7 @@ def test_accumulation_changes_neither_the_steps_nor_the_outcome(tmp_path: Path) 
 
 @pytest.mark.distributed
 def test_a_stream_is_shared_out_and_measured_as_one_process_reads_it(tmp_path: Path) -> None:
-    one, two = (figures(run(launcher, "iterable.py", tmp_path)[0]) for launcher in (ONE, HEADWAY))
+    one, two = (stats(run(launcher, "iterable.py", tmp_path)[0]) for launcher in (ONE, HEADWAY))
 
     assert one[-1].endswith("on 101 test samples")
     first, *_, last = (float(line.split()[3]) for line in one)
@@ -170,7 +170,7 @@ def losses(stdout: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step +\d+ +loss (\S+)", stdout)]
 
 
-def figures(stdout: str) -> list[str]:
+def stats(stdout: str) -> list[str]:
     """Return the lines that an example printed, without a launcher's prefix."""
     return [line.removeprefix("[0] ") for line in stdout.splitlines()]
 
@@ -199,7 +199,7 @@ for cell in notebook.cells:
 
 
 @pytest.mark.distributed
-def test_figures_are_logged_once_on_two_ranks(tmp_path: Path) -> None:
+def test_stats_are_logged_once_on_two_ranks(tmp_path: Path) -> None:
     run(HEADWAY, "trackers.py", tmp_path, "--folder", "runs")
 
     [log] = (tmp_path / "runs").rglob("*.jsonl")

@@ -10,9 +10,9 @@ from typing import Any
 
 from headway.history import store
 from headway.history.attempts import Attempt
-from headway.history.record import FigureSeries, RunEnd, RunRecord
+from headway.history.record import RunEnd, RunRecord, StatsSeries
 from headway.history.store import Commit, Launch
-from headway.ipc.records import Figures, OutputPath
+from headway.ipc.records import OutputPath, StepStats
 from headway.ipc.typed import plain
 
 _counter = itertools.count()
@@ -52,7 +52,7 @@ def write_run(
     commit: Commit | None = COMMIT,
     packages: Mapping[str, str] = PACKAGES,
     kept: Sequence[OutputPath] = (),
-    rows: Iterable[tuple[int, Figures]] = (),
+    rows: Iterable[tuple[int, StepStats]] = (),
     tails: Mapping[int, Sequence[str]] = {},
     attempts: Sequence[Attempt] = (),
     has_ended: bool = True,
@@ -63,7 +63,7 @@ def write_run(
     letters = "".join(chr(ord("a") + int(digit)) for digit in f"{count:06}")
     name = f"20240101-{count // 60:04}{count % 60:02}-{letters}"
     began_at = START.began_at + 60 * count
-    series = FigureSeries()
+    series = StatsSeries()
     for rank, row in rows:
         series.note(rank, row)
     record = RunRecord(
@@ -80,9 +80,9 @@ def write_run(
     return record
 
 
-def figures(step: int, **changed: Any) -> Figures:
+def stats(step: int, **changed: Any) -> StepStats:
     """Return what ten steps took, one second together."""
-    usual = Figures(
+    usual = StepStats(
         step=step,
         num_steps=10,
         seconds=1.0,

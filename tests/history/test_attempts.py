@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from headway.history.attempts import SHARES, Attempt, Attempts, shares
-from tests.history.runs import figures
+from tests.history.runs import stats
 
 BEGAN = 1000.0
 NOTHING = {"training": 0.0, "saving": 0.0, "waiting for data": 0.0, "repeated steps": 0.0}
 
 
 def steps(step: int, count: int = 10, **changed: Any) -> Any:
-    """Return the figures of steps that took 0.1 s each, a fifth of it waiting for data."""
+    """Return the stats of steps that took 0.1 s each, a fifth of it waiting for data."""
     taken = {"num_steps": count, "seconds": count / 10, "data_s": count / 50, **changed}
-    return figures(step, **taken)
+    return stats(step, **taken)
 
 
 SPENT = {"training": 4.0, "saving": 0.5, "waiting for data": 0.5}
@@ -72,7 +72,7 @@ def test_steps_count_for_what_they_were_and_repeated_ones_apart() -> None:
     assert (after.first, after.first_at, after.last) == (10, BEGAN + 9.9, 40)
     spent = {"training": 1.44, "waiting for data": 0.36, "repeated steps": 1.2}
     assert after.spent == pytest.approx({**NOTHING, **spent})
-    noted(attempts, (15, figures(40, num_steps=0, seconds=0.0, save_s=2.0)))  # after the last step
+    noted(attempts, (15, stats(40, num_steps=0, seconds=0.0, save_s=2.0)))  # after the last step
     assert attempts.rows[-1].spent["saving"] == 2
 
 
@@ -103,7 +103,7 @@ def test_a_failure_before_the_first_step_has_nothing_to_repeat() -> None:
     assert noted(attempts, (10, steps(2, 1))) == ["restart 1: 2.9 s to step 1"]
 
 
-def test_a_failure_after_the_first_step_which_has_no_figures_ends_the_start() -> None:
+def test_a_failure_after_the_first_step_which_has_no_stats_ends_the_start() -> None:
     attempts = Attempts(BEGAN)
     attempts.end(0, BEGAN + 3)
     assert shares(attempts.rows, BEGAN + 5) is None

@@ -24,7 +24,7 @@ from headway.ipc.progress import Progress
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.launcher import run
 from headway.launcher.plan.program import Program
-from tests.history.runs import START, figures
+from tests.history.runs import START, stats
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes  # git
@@ -44,9 +44,9 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     Path("train.py").write_text('api_key = "sk-live-9876543210"\nlr = 0.2\n')
     start = START._replace(folder=os.getcwd(), script=os.path.abspath("train.py"))
     recorder = Recorder(new_path(), lambda: start, ["0123456789"])
-    recorder.note(0, figures(10))
+    recorder.note(0, stats(10))
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
-    recorder.note(0, figures(10).empty_at(12, 0.1))
+    recorder.note(0, stats(10).empty_at(12, 0.1))
     recorder.attempts = lambda: [Attempt(START.began_at, cause="exit code 3: 0123456789")]
     recorder.tails = lambda: {
         0: [f"line {n}" for n in range(500)],
@@ -62,8 +62,8 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     assert record.end.exit_code == 3
     assert record.tails[0][-1] == "line 499"
     assert len(record.tails[0]) == 200
-    assert record.figures[0] == (figures(10)._replace(step=12),)
-    assert record.num_steps == 12  # also those after the last figures
+    assert record.stats[0] == (stats(10)._replace(step=12),)
+    assert record.num_steps == 12  # also those after the last stats
     assert "torch" in record.packages
     text = (Path(record.path) / "run.json").read_text()
     for secret in ("sk-live", "abcdefgh123", "0123456789"):
@@ -108,7 +108,7 @@ def test_a_full_disk_costs_the_record_and_one_line(
 
     monkeypatch.setattr(store, "write", full)
     recorder = Recorder(new_path(), lambda: START)
-    recorder.note(0, figures(10))
+    recorder.note(0, stats(10))
     recorder.close()
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -209,12 +209,12 @@ def test_a_single_process_records_its_end_without_a_secret_that_it_was_given(
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--key", "abcdefgh"])
     progress = Progress()
     process_record.start(progress)
-    progress.listeners[0](figures(10))
+    progress.listeners[0](stats(10))
     process_record.record_exit(1, "no access with 0123456789 and abcdefgh", progress)
     record = read_record(path)
     assert record.end is not None
     assert record.end.report == "no access with *** and ***"
-    assert record.figures[0] == (figures(10),)
+    assert record.stats[0] == (stats(10),)
     (attempt,) = record.attempts
     assert (attempt.began_at, attempt.last) == (START.began_at, 10)
 

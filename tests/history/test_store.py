@@ -10,9 +10,9 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.history import store
-from headway.history.record import FigureSeries, find, read_all
+from headway.history.record import StatsSeries, find, read_all
 from headway.history.store import new_path, runs_folder
-from tests.history.runs import figures, record_file, write_run
+from tests.history.runs import record_file, stats, write_run
 
 
 def test_nobody_else_may_read_a_record() -> None:
@@ -21,7 +21,7 @@ def test_nobody_else_may_read_a_record() -> None:
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    rows = [(rank, figures(step)) for rank in (0, 1) for step in (10, 20)]
+    rows = [(rank, stats(step)) for rank in (0, 1) for step in (10, 20)]
     record = write_run(rows=rows, tails={1: ["\udcff"]}, arguments=("\udcf0", "a\nb"))
     assert find(None) == record
     assert (record.num_steps, record.samples_per_s) == (20, 640.0)
@@ -42,7 +42,7 @@ def test_launches_of_one_second_have_folders_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"format":3', '"format":2', "has format 2, but this version of Headway reads 3"),
+        ('"format":4', '"format":2', "has format 2, but this version of Headway reads 4"),
         ('"is_rank":false', '"is_rank":0', "is damaged: start.is_rank is 0, not of type bool"),
         ('"job":"",', "", "is damaged: start has missing fields: job"),
         ("}", "", "is damaged: it is not JSON"),
@@ -98,15 +98,15 @@ def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
         find(first.name[:-1] + "x")
 
 
-def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
-    series = FigureSeries()
+def test_stats_of_any_length_keep_their_sums_in_few_rows() -> None:
+    series = StatsSeries()
     for step in range(10, 50_010, 10):
         loss = float("nan") if step == 50_000 else 2.0
         for rank in (0, 1):
-            series.note(rank, figures(step, loss=loss, stolen_s=0.5))
-    series.note(0, figures(50_000).empty_at(50_003, 1.0))
-    series.note(2, figures(50_000).empty_at(50_003, 1.0))  # nothing else is known of it
-    first, second, _ = (rank.figures for rank in series.ranks({}))
+            series.note(rank, stats(step, loss=loss, stolen_s=0.5))
+    series.note(0, stats(50_000).empty_at(50_003, 1.0))
+    series.note(2, stats(50_000).empty_at(50_003, 1.0))  # nothing else is known of it
+    first, second, _ = (rank.stats for rank in series.ranks({}))
     assert len(first) + len(second) <= 1200
     assert first[-1].step == 50_003
     assert sum(row.num_steps for row in second) == 50_000
@@ -117,6 +117,6 @@ def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
 
 def test_a_loss_that_diverges_is_on_record_as_far_as_it_can_be_drawn() -> None:
     losses = [1e25, -3e99, 1e101, float("inf"), float("nan")]
-    write_run(rows=[(0, figures(step, loss=loss)) for step, loss in enumerate(losses, 1)])
-    kept = [row.loss for row in find(None).figures[0]]
+    write_run(rows=[(0, stats(step, loss=loss)) for step, loss in enumerate(losses, 1)])
+    kept = [row.loss for row in find(None).stats[0]]
     assert kept == [1e25, -3e99, None, None, None]

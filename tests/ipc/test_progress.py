@@ -10,7 +10,7 @@ import pytest
 
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress, process_progress
-from headway.ipc.records import Figures, Heartbeat, ProgressSnapshot, RecordReader, WillSave
+from headway.ipc.records import Heartbeat, ProgressSnapshot, RecordReader, StepStats, WillSave
 from headway.ipc.step_clock import BACKWARD, DATA, SAVE, SCRIPT
 
 
@@ -67,7 +67,7 @@ def test_a_call_that_all_ranks_make_is_the_phase_and_saving_counts_as_such() -> 
 def test_at_the_end_the_last_steps_and_saves_after_them_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, told, progress = [100.0], list[Figures](), Progress()
+    now, told, progress = [100.0], list[StepStats](), Progress()
     monkeypatch.setattr(step_clock, "_now", lambda: now[0])
     progress.report_to(told.append)
 

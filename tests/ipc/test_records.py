@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from headway.ipc.records import (
     Collective,
     Crash,
-    Figures,
     Frame,
     Group,
     Heartbeat,
@@ -31,6 +30,7 @@ from headway.ipc.records import (
     ServerReady,
     StartFailed,
     StatusReply,
+    StepStats,
     WillSave,
     decode_record,
 )
@@ -47,7 +47,7 @@ RECORDS: list[Any] = [
     WillSave(False),
     OutputPath("checkpoints", "/saved"),
     Heartbeat(ProgressSnapshot(3, "data")),
-    Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
+    StepStats(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
     StatusReply(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     ScriptEnd(2.0, 0),

@@ -10,7 +10,7 @@ import pytest
 from headway.devices.table import CPU, Cuda
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress
-from headway.ipc.records import Figures, Heartbeat, ProgressSnapshot, Record
+from headway.ipc.records import Heartbeat, ProgressSnapshot, Record, StepStats
 from headway.ipc.step_clock import (
     BACKWARD,
     DATA,
@@ -64,10 +64,10 @@ def run_step(clock: StepClock, time: Time, step: int) -> bool:
     return clock.end_step(step)
 
 
-def taken(clock: StepClock, total: int = 0, loss: float | None = None) -> Figures:
-    figures = clock.take(total, loss)
-    assert figures is not None
-    return figures
+def taken(clock: StepClock, total: int = 0, loss: float | None = None) -> StepStats:
+    stats = clock.take(total, loss)
+    assert stats is not None
+    return stats
 
 
 def test_every_moment_of_a_step_counts_once(time: Time) -> None:
@@ -75,12 +75,12 @@ def test_every_moment_of_a_step_counts_once(time: Time) -> None:
     assert run_step(clock, time, 1)
     assert clock.take(0, None) is None  # it warms up
     assert run_step(clock, time, 2)
-    figures = taken(clock, 10, 0.5)
-    assert (figures.data_s, figures.forward_s, figures.backward_s) == (1, 2, 3)
-    assert (figures.sync_s, figures.save_s, figures.seconds) == (4, 5, 21)
-    assert (figures.step, figures.num_steps, figures.samples) == (2, 1, 8)
-    assert (figures.total, figures.loss) == (10, 0.5)
-    assert figures.rss_bytes > 0
+    stats = taken(clock, 10, 0.5)
+    assert (stats.data_s, stats.forward_s, stats.backward_s) == (1, 2, 3)
+    assert (stats.sync_s, stats.save_s, stats.seconds) == (4, 5, 21)
+    assert (stats.step, stats.num_steps, stats.samples) == (2, 1, 8)
+    assert (stats.total, stats.loss) == (10, 0.5)
+    assert stats.rss_bytes > 0
 
 
 def test_a_record_is_due_once_a_second(time: Time) -> None:
@@ -100,11 +100,11 @@ def test_two_optimizers_make_one_step_and_a_step_set_back_counts_what_was_done(t
     clock.take(0, None)
     for step in (6, 6, 7, 7):
         clock.end_step(step)
-    figures = taken(clock)
-    assert (figures.num_steps, figures.step) == (2, 7)
+    stats = taken(clock)
+    assert (stats.num_steps, stats.step) == (2, 7)
     clock.end_step(1)  # an older checkpoint was loaded
-    figures = taken(clock)
-    assert (figures.num_steps, figures.step) == (1, 1)
+    stats = taken(clock)
+    assert (stats.num_steps, stats.step) == (1, 1)
 
 
 def test_waiting_amid_saving_is_waiting(time: Time) -> None:
@@ -127,8 +127,8 @@ def test_a_count_that_cannot_be_read_for_a_while_is_no_loss_then_or_later(
     for step, text in enumerate(("7000000000 1000000000 42", "", "7 1000000000 42", "7 15e8 4")):
         path.write_text(text.replace("15e8", "1500000000"))
         clock.end_step(step)
-        figures = clock.take(0, None)
-        stolen_s.append(None if figures is None else figures.stolen_s)
+        stats = clock.take(0, None)
+        stolen_s.append(None if stats is None else stats.stolen_s)
     assert stolen_s == [None, 0, 0, 0.5]
 
 
@@ -222,18 +222,18 @@ def test_what_a_device_takes_counts_and_not_what_it_takes_to_queue_it(
     assert clock.take(0, None) is None  # neither has been done
     device.time.now = device.free_at
     queue_step(clock, device, 4)
-    figures = taken(clock, 9, None)
-    assert (figures.step, figures.num_steps, figures.total) == (3, 2, 9)  # the two that are done
-    assert figures.samples == 16
-    assert figures.data_s == pytest.approx(5)
-    assert figures.forward_s == pytest.approx(2 * 2 + 0.1)  # the first one's began late
-    assert (figures.backward_s, figures.sync_s) == pytest.approx((2 * 3, 2 * 4))
-    assert figures.seconds == pytest.approx(2 * 10 + 5.1)
+    stats = taken(clock, 9, None)
+    assert (stats.step, stats.num_steps, stats.total) == (3, 2, 9)  # the two that are done
+    assert stats.samples == 16
+    assert stats.data_s == pytest.approx(5)
+    assert stats.forward_s == pytest.approx(2 * 2 + 0.1)  # the first one's began late
+    assert (stats.backward_s, stats.sync_s) == pytest.approx((2 * 3, 2 * 4))
+    assert stats.seconds == pytest.approx(2 * 10 + 5.1)
     device.time.now = device.free_at
     queue_step(clock, device, 5)
-    figures = taken(clock, 9, None)
-    assert (figures.step, figures.num_steps, figures.samples) == (4, 1, 8)
-    assert figures.forward_s == pytest.approx(2.1)
+    stats = taken(clock, 9, None)
+    assert (stats.step, stats.num_steps, stats.samples) == (4, 1, 8)
+    assert stats.forward_s == pytest.approx(2.1)
 
 
 def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_nothing(
@@ -251,10 +251,10 @@ def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_not
     queue_step(clock, device, 6)
     device.time.now = device.free_at
     queue_step(clock, device, 7)
-    figures = taken(clock)
-    assert (figures.step, figures.num_steps) == (6, 2)  # the last one has just been queued
-    assert figures.data_s == 0
-    assert figures.sync_s == pytest.approx(2 * 4)
+    stats = taken(clock)
+    assert (stats.step, stats.num_steps) == (6, 2)  # the last one has just been queued
+    assert stats.data_s == 0
+    assert stats.sync_s == pytest.approx(2 * 4)
 
 
 @pytest.mark.parametrize("asks", ["record", "query"])
@@ -289,9 +289,9 @@ def test_a_step_with_a_long_evaluation_is_not_timed_and_events_are_used_again(
         queue_step(clock, device, step)
         device.time.now = device.free_at
         num_events = num_events or device.num_events
-    figures = taken(clock)
-    assert (figures.num_steps, figures.samples) == (36, 36 * 8)  # the last was just queued
-    assert figures.forward_s == pytest.approx(36 * 2.1)
+    stats = taken(clock)
+    assert (stats.num_steps, stats.samples) == (36, 36 * 8)  # the last was just queued
+    assert stats.forward_s == pytest.approx(36 * 2.1)
     assert device.num_events < num_events + 20
 
 

@@ -478,7 +478,7 @@ def test_steps_that_nobody_reads_call_nothing_of_the_progress(
         model, torch.optim.SGD(model.parameters()), DataLoader(TensorDataset(torch.ones(2, 1)))
     )
     progress = process_progress()
-    monkeypatch.setattr(progress, "is_watched", False)  # by figures of an earlier test
+    monkeypatch.setattr(progress, "is_watched", False)  # by stats of an earlier test
     trained = progress.num_trained
     for (batch,) in loader:
         accelerator.backward(model(batch).sum())

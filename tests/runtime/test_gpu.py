@@ -68,10 +68,10 @@ def test_the_work_of_a_step_takes_what_the_gpu_takes_and_is_not_waited_for() -> 
     queued_s = time.perf_counter() - began_at
     torch.cuda.synchronize()
     clock.end_step(5)
-    figures = clock.take(0, None)
-    assert figures is not None
-    assert figures.forward_s > 3 * queued_s
-    assert figures.forward_s > 10 * figures.data_s
+    stats = clock.take(0, None)
+    assert stats is not None
+    assert stats.forward_s > 3 * queued_s
+    assert stats.forward_s > 10 * stats.data_s
 
 
 def test_a_step_in_a_graph_is_captured_and_replayed_as_without_the_clock() -> None:

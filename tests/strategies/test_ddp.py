@@ -170,12 +170,10 @@ def test_some_short_steps_are_watched_and_stand_for_all(
         progress.end_backward()
         progress.end_step(number)
     assert 200 / 8 < len([hook for hook in num_hooks if hook]) < 200 / 4
-    figures = progress.clock.take(0, None)
-    assert figures is not None
-    backward_s, sync_s = figures.backward_s, figures.sync_s
-    assert (backward_s / figures.num_steps, sync_s / figures.num_steps) == pytest.approx(
-        (6e-4, 4e-4)
-    )
+    stats = progress.clock.take(0, None)
+    assert stats is not None
+    backward_s, sync_s = stats.backward_s, stats.sync_s
+    assert (backward_s / stats.num_steps, sync_s / stats.num_steps) == pytest.approx((6e-4, 4e-4))
 
 
 def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(

@@ -14,7 +14,6 @@ import pytest
 from headway.ipc.records import (
     LOGS,
     Collective,
-    Figures,
     Frame,
     Group,
     Heartbeat,
@@ -24,12 +23,13 @@ from headway.ipc.records import (
     Record,
     ScriptEnd,
     StatusReply,
+    StepStats,
 )
 from headway.ipc.typed import encode
 from headway.launcher.diagnosis import watch
 from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import Watch
-from tests.history.runs import figures
+from tests.history.runs import stats
 from tests.waiting import wait_until
 
 
@@ -37,8 +37,8 @@ class Rank:
     """One rank's end of its channel, and the launcher's watch over it."""
 
     def __init__(self, num_ranks: int = 1) -> None:
-        self.figures: list[Figures] = []
-        self.watch = Watch(None, lambda: 0.0, lambda _, figures: self.figures.append(figures))
+        self.stats: list[StepStats] = []
+        self.watch = Watch(None, lambda: 0.0, lambda _, stats: self.stats.append(stats))
         ours, self.channel = socket.socketpair()
         self.watch.begin_attempt(num_ranks)
         self.watch.add(0, os.getpid(), ours.detach())
@@ -74,8 +74,8 @@ def test_steps_that_a_script_counts_in_its_process_are_none_of_the_training(
     rank: Rank, data_s: float, step: int
 ) -> None:
     spent = {"data_s": data_s, "forward_s": 0.0, "backward_s": 0.0, "total": 0}
-    rank.tell(figures(20, **spent))
-    wait_until(lambda: bool(rank.figures))
+    rank.tell(stats(20, **spent))
+    wait_until(lambda: bool(rank.stats))
     assert rank.watch.step() == step
     assert rank.watch.last_progress() == "rank 0 at optimizer step 20"
 
@@ -154,7 +154,7 @@ def test_ranks_without_a_process_group_are_noticed_while_they_run(
     monkeypatch.setattr(watch, "NO_GROUP_AFTER_S", 0)
     rank, told = Rank(), list[bool]()
     rank.watch.on_no_group = lambda: told.append(True)
-    rank.tell(figures(20), RankReady())
+    rank.tell(stats(20), RankReady())
     assert rank.channel.recv(1) == b"?"
     rank.tell(StatusReply(groups, ProgressSnapshot(), 1, ()), OutputPath(LOGS, "logs"))
     wait_until(rank.watch.kept)
@@ -194,10 +194,10 @@ def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Ran
     assert status.process.letter in "RSD"
 
 
-def test_steps_after_the_last_figures_are_known_by_a_heartbeat(rank: Rank) -> None:
-    figures = Figures(2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 100, 0.5)
-    rank.tell(figures, Heartbeat(ProgressSnapshot(98, total=100, loss=0.25)))
-    wait_until(lambda: len(rank.figures) == 2)
-    told, moved = rank.figures
-    assert told == figures
+def test_steps_after_the_last_stats_are_known_by_a_heartbeat(rank: Rank) -> None:
+    stats = StepStats(2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 100, 0.5)
+    rank.tell(stats, Heartbeat(ProgressSnapshot(98, total=100, loss=0.25)))
+    wait_until(lambda: len(rank.stats) == 2)
+    told, moved = rank.stats
+    assert told == stats
     assert (moved.step, moved.loss, moved.num_steps, moved.seconds) == (98, 0.25, 0, 0)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from headway.ipc.records import Figures
+from headway.ipc.records import StepStats
 from headway.launcher.multinode.connection import closed
 from headway.launcher.multinode.coordinator import Coordinator
 from headway.launcher.multinode.hub import Hub
@@ -351,7 +351,7 @@ def test_all_kinds_of_messages_can_be_sent() -> None:
         "Failed | None": None,
         "CrashSite | None": None,
     }
-    samples["Figures"] = Figures(1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1, None, 0, None)
+    samples["StepStats"] = StepStats(1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1, None, 0, None)
     samples["MachineFacts"] = MachineFacts((Fact("torch", "2.13"),), ())
     for kind in get_args(Message):
         values = [

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from headway.ipc.records import Figures
+from headway.ipc.records import StepStats
 
 MIN_SHARE = 0.1  # of a step; a smaller delay is not reported
 _MIN_DELAY_S = 0.0005  # per step; a smaller delay is noise
@@ -79,7 +79,7 @@ def _digits(milliseconds: float) -> int:
     return 0 if milliseconds >= 10 else 1
 
 
-def mean_step(records: Iterable[Figures]) -> Times | None:
+def mean_step(records: Iterable[StepStats]) -> Times | None:
     """Return the mean times of a step in one rank's records, or None if they contain no step."""
     taken = list(records)
     num_steps = sum(row.num_steps for row in taken)

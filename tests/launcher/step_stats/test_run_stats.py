@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.ipc.records import Figures
-from headway.launcher.figures.figures import RunFigures
-from headway.launcher.figures.slow_rank import (
+from headway.ipc.records import StepStats
+from headway.launcher.step_stats.run_stats import RunStats
+from headway.launcher.step_stats.slow_rank import (
     MIN_SHARE,
     SlowRank,
     Times,
@@ -18,66 +18,66 @@ from headway.launcher.figures.slow_rank import (
     find_slow_rank,
     mean_step,
 )
-from tests.history.runs import figures
+from tests.history.runs import stats
 
 PASSES = {"forward_s": 0.6, "backward_s": 0.9}
-USUAL = figures(100, num_steps=20, seconds=2.0, sync_s=0.1, samples=640, loss=0.5, **PASSES)
+USUAL = stats(100, num_steps=20, seconds=2.0, sync_s=0.1, samples=640, loss=0.5, **PASSES)
 WAITING = USUAL._replace(seconds=2.6, sync_s=0.7)  # for one that is slow by 0.6 s
 SLOW = USUAL._replace(seconds=2.6, data_s=0.8)
 
 
-def run_of(num_ranks: int) -> tuple[RunFigures, list[str]]:
-    figures, told = RunFigures(), list[str]()
-    figures.report = told.append
-    figures.begin_attempt(num_ranks)
-    return figures, told
+def run_of(num_ranks: int) -> tuple[RunStats, list[str]]:
+    stats, told = RunStats(), list[str]()
+    stats.report = told.append
+    stats.begin_attempt(num_ranks)
+    return stats, told
 
 
-def note(figures: RunFigures, *records: Figures, times: int = 1) -> None:
+def note(stats: RunStats, *records: StepStats, times: int = 1) -> None:
     for _ in range(times):
         for rank, record in enumerate(records):
-            figures.note(rank, record)
+            stats.note(rank, record)
 
 
 def test_the_line_says_how_far_the_run_is_how_fast_and_where_its_time_goes() -> None:
-    figures, _ = run_of(2)
-    assert figures.line() == ""
-    note(figures, USUAL, USUAL)
-    assert figures.line() == (
+    stats, _ = run_of(2)
+    assert stats.line() == ""
+    note(stats, USUAL, USUAL)
+    assert stats.line() == (
         "step 100/1000  85 % compute, 10 % data, 5 % sync  640 samples/s  1:30 left"
     )
 
 
 def test_a_slow_rank_is_told_once_when_it_has_lasted_and_again_when_it_changes() -> None:
-    figures, told = run_of(4)
-    note(figures, WAITING, SLOW, WAITING, WAITING, times=3)
+    stats, told = run_of(4)
+    note(stats, WAITING, SLOW, WAITING, WAITING, times=3)
     assert told == []
-    note(figures, WAITING, SLOW, WAITING, WAITING, times=5)
+    note(stats, WAITING, SLOW, WAITING, WAITING, times=5)
     sentence = "rank 1 delays all ranks by 30 ms per 130 ms step: its data loader (4.0 times the"
     assert told == [f"{sentence} median)"]
-    assert figures.line().endswith("slowest: rank 1 (+30 ms, data)")
-    note(figures, WAITING, WAITING, WAITING, SLOW, times=8)
+    assert stats.line().endswith("slowest: rank 1 (+30 ms, data)")
+    note(stats, WAITING, WAITING, WAITING, SLOW, times=8)
     assert [row[:6] for row in told] == ["rank 1", "rank 3"]
-    note(figures, USUAL, USUAL, USUAL, USUAL, times=4)
-    assert "slowest" not in figures.line()
+    note(stats, USUAL, USUAL, USUAL, USUAL, times=4)
+    assert "slowest" not in stats.line()
     assert len(told) == 2
 
 
 def test_no_rank_is_slow_before_all_have_told_of_their_steps() -> None:
-    figures, told = run_of(5)
-    note(figures, WAITING, SLOW, WAITING, WAITING, times=9)
+    stats, told = run_of(5)
+    note(stats, WAITING, SLOW, WAITING, WAITING, times=9)
     assert told == []
-    figures.begin_attempt(4)
-    assert figures.rows() == []
+    stats.begin_attempt(4)
+    assert stats.rows() == []
 
 
 def test_the_machine_of_a_slow_rank_is_named_where_there_are_several() -> None:
-    figures, told = run_of(2)
+    stats, told = run_of(2)
     for _ in range(4):
-        figures.note(0, WAITING)
-        figures.note(1, SLOW, 1, "n2")
+        stats.note(0, WAITING)
+        stats.note(1, SLOW, 1, "n2")
     assert told[0].startswith("rank 1 on n2 delays all ranks")
-    assert figures.to_json(str)["slowest"] == {
+    assert stats.to_json(str)["slowest"] == {
         "rank": 1,
         "machine": 1,
         "cost_ms": pytest.approx(30),
@@ -86,36 +86,36 @@ def test_the_machine_of_a_slow_rank_is_named_where_there_are_several() -> None:
 
 
 def test_a_lost_machine_is_shown_has_no_rate_and_holds_up_nobody_until_the_next_attempt() -> None:
-    figures, told = run_of(2)
+    stats, told = run_of(2)
     for _ in range(5):
-        figures.note(0, WAITING)
-        figures.note(1, SLOW, 1, "n2")
-    assert figures.slowest is not None
-    figures.drop_machine(1)
-    assert [(row.is_lost, row.samples_per_s is None) for row in figures.rows()] == [
+        stats.note(0, WAITING)
+        stats.note(1, SLOW, 1, "n2")
+    assert stats.slowest is not None
+    stats.drop_machine(1)
+    assert [(row.is_lost, row.samples_per_s is None) for row in stats.rows()] == [
         *((False, False), (True, True))
     ]
-    figures.note(0, WAITING)
-    assert figures.line() == (
+    stats.note(0, WAITING)
+    assert stats.line() == (
         "step 100/1000  65 % compute, 19 % data, 15 % sync  246 samples/s  1:57 left  lost: n2"
     )
     assert len(told) == 1
-    figures.begin_attempt(1)
-    figures.note(0, USUAL)
-    figures.note(1, USUAL, 1, "n2")  # told before the loss
-    assert [row.is_lost for row in figures.rows()] == [False]
+    stats.begin_attempt(1)
+    stats.note(0, USUAL)
+    stats.note(1, USUAL, 1, "n2")  # told before the loss
+    assert [row.is_lost for row in stats.rows()] == [False]
 
 
 def test_of_a_run_that_stands_still_neither_a_rate_nor_an_end_is_told() -> None:
-    figures, _ = run_of(1)
-    figures.note(0, USUAL, age_s=9)
-    assert figures.line() == "step 100/1000  85 % compute, 10 % data, 5 % sync  no step for 0:09"
+    stats, _ = run_of(1)
+    stats.note(0, USUAL, age_s=9)
+    assert stats.line() == "step 100/1000  85 % compute, 10 % data, 5 % sync  no step for 0:09"
 
 
 def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
-    figures, told = run_of(2)
+    stats, told = run_of(2)
     record = USUAL._replace(seconds=4.0, data_s=2.2, num_workers=2)
-    note(figures, record, record, times=9)
+    note(stats, record, record, times=9)
     assert told == [
         "all ranks wait for data 55 % of the time: raise the DataLoader's num_workers above 2, or "
         "load samples faster"
@@ -123,66 +123,66 @@ def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
 
 
 def test_a_library_that_tells_its_steps_alone_has_no_shares() -> None:
-    figures, told = run_of(1)
-    note(figures, USUAL._replace(data_s=0.0, forward_s=0.0, backward_s=0.0, sync_s=0, samples=0))
-    assert figures.line() == "step 100/1000  1:30 left"
-    (row,) = figures.to_json(str)["ranks"]
+    stats, told = run_of(1)
+    note(stats, USUAL._replace(data_s=0.0, forward_s=0.0, backward_s=0.0, sync_s=0, samples=0))
+    assert stats.line() == "step 100/1000  1:30 left"
+    (row,) = stats.to_json(str)["ranks"]
     assert row["step_ms"] == pytest.approx(100)
     assert (row["data_share"], row["compute_share"], row["samples_per_s"]) == (None, None, None)
     assert told == []
 
 
-def test_figures_that_cannot_be_are_left_out_and_a_loss_that_is_no_number_is_none() -> None:
-    figures, _ = run_of(1)
-    heard: list[tuple[int, Figures]] = []
-    figures.listeners.append(lambda rank, record: heard.append((rank, record)))
+def test_stats_that_cannot_be_are_left_out_and_a_loss_that_is_no_number_is_none() -> None:
+    stats, _ = run_of(1)
+    heard: list[tuple[int, StepStats]] = []
+    stats.listeners.append(lambda rank, record: heard.append((rank, record)))
     for wrong in (float("nan"), float("inf"), -1.0, 0.0):
-        note(figures, USUAL._replace(seconds=wrong), USUAL._replace(num_steps=0))
-    assert (figures.rows(), heard) == ([], [])
-    figures.note(0, USUAL)
+        note(stats, USUAL._replace(seconds=wrong), USUAL._replace(num_steps=0))
+    assert (stats.rows(), heard) == ([], [])
+    stats.note(0, USUAL)
     assert heard == [(0, USUAL)]
-    note(figures, USUAL._replace(loss=float("nan")))
-    assert json.loads(json.dumps(figures.to_json(str), allow_nan=False))["ranks"][0]["loss"] is None
+    note(stats, USUAL._replace(loss=float("nan")))
+    assert json.loads(json.dumps(stats.to_json(str), allow_nan=False))["ranks"][0]["loss"] is None
 
 
 def test_only_machine_0_tells_how_the_whole_run_is_doing() -> None:
-    figures, _ = run_of(2)
-    figures.begin_attempt(2, machine=1)
-    figures.note(1, USUAL)
-    assert figures.line() == ""
-    assert [row.machine for row in figures.rows()] == [1]
+    stats, _ = run_of(2)
+    stats.begin_attempt(2, machine=1)
+    stats.note(1, USUAL)
+    assert stats.line() == ""
+    assert [row.machine for row in stats.rows()] == [1]
 
 
-def plain(figures: Figures) -> Figures:
+def plain(stats: StepStats) -> StepStats:
     """Return what a script without an Accelerator tells of the same steps."""
-    return figures._replace(data_s=0.0, forward_s=0.0, backward_s=0.0, samples=0, total=0)
+    return stats._replace(data_s=0.0, forward_s=0.0, backward_s=0.0, samples=0, total=0)
 
 
 @pytest.mark.parametrize("sync_s", [0.0, 0.7])  # of a call of ours that all ranks make
 def test_of_a_plain_script_steps_are_told_and_no_rank_is_slow(sync_s: float) -> None:
-    figures, told = run_of(2)
+    stats, told = run_of(2)
     one = plain(USUAL)._replace(sync_s=sync_s)
-    note(figures, one, one._replace(stolen_s=1.0, sync_s=0.0), times=9)
-    assert figures.line() == "step 100"
+    note(stats, one, one._replace(stolen_s=1.0, sync_s=0.0), times=9)
+    assert stats.line() == "step 100"
     assert told == []
-    row = figures.rows()[0]
+    row = stats.rows()[0]
     assert (row.sync_share, row.data_share, row.compute_share) == (None, None, None)
     assert row.step_ms == pytest.approx(100)
 
 
 def test_steps_that_are_told_late_change_how_far_the_run_is_and_nothing_else() -> None:
-    figures, _ = run_of(2)
-    note(figures, USUAL._replace(step=80), USUAL, times=2)
-    before = figures.rows()
-    figures.note(0, USUAL.empty_at(103, 0.25), age_s=9.0)
-    row, other = figures.rows()
+    stats, _ = run_of(2)
+    note(stats, USUAL._replace(step=80), USUAL, times=2)
+    before = stats.rows()
+    stats.note(0, USUAL.empty_at(103, 0.25), age_s=9.0)
+    row, other = stats.rows()
     assert (row.step, row.loss) == (103, 0.25)
     assert row.age_s < 9
     assert row._replace(step=80, loss=0.5, age_s=0) == before[0]._replace(age_s=0)
     assert other.step == 100
-    figures.begin_attempt(2)
-    figures.note(0, USUAL.empty_at(103, 0.25))  # its records came before this attempt
-    assert figures.rows() == []
+    stats.begin_attempt(2)
+    stats.note(0, USUAL.empty_at(103, 0.25))  # its records came before this attempt
+    assert stats.rows() == []
 
 
 EVEN = Times(step=0.1, data=0.01, forward=0.03, backward=0.05, sync=0.005)
@@ -260,7 +260,7 @@ def test_the_sentence_says_who_waits_for_how_long_and_why() -> None:
 
 
 def test_records_become_the_mean_step() -> None:
-    record = Figures(9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012)
+    record = StepStats(9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012)
     times = mean_step([record, record._replace(num_steps=6, seconds=0.6)])
     assert times is not None
     assert times.step == pytest.approx(0.1)
@@ -272,7 +272,7 @@ seconds = st.floats(0, 10, allow_nan=False)
 
 
 @given(st.lists(st.builds(Times, *[seconds] * 7), min_size=2, max_size=8))
-def test_whatever_the_figures_a_name_needs_a_tenth_of_a_step(parts: list[Times]) -> None:
+def test_whatever_the_stats_a_name_needs_a_tenth_of_a_step(parts: list[Times]) -> None:
     found = find_slow_rank(dict(enumerate(parts)))
     if found is not None:
         assert found.cost_s >= MIN_SHARE * found.step_s

@@ -1,4 +1,4 @@
-"""Collects the step metrics that the ranks on all machines report."""
+"""Collects the step statistics that the ranks on all machines report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headway.ipc.records import Figures
-from headway.launcher.figures.slow_rank import SlowRank, Times, find_persistent_slow_rank, mean_step
+from headway.ipc.records import StepStats
+from headway.launcher.step_stats.slow_rank import (
+    SlowRank,
+    Times,
+    find_persistent_slow_rank,
+    mean_step,
+)
 
 _WINDOW_S = 5.0  # shares and rates are means over this time
 _INTERVAL_STEPS, _INTERVAL_S = 5, 1.0  # the minimum length of an analyzed interval
@@ -43,18 +48,20 @@ class RankRow(NamedTuple):
 class _Rank:
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.recent: deque[Figures] = deque(maxlen=_MAX_RECORDS)  # of the last `_WINDOW_S` seconds
-        self.pending: deque[Figures] = deque(maxlen=_MAX_RECORDS)
+        self.recent: deque[StepStats] = deque(
+            maxlen=_MAX_RECORDS
+        )  # of the last `_WINDOW_S` seconds
+        self.pending: deque[StepStats] = deque(maxlen=_MAX_RECORDS)
         self.recorded_at = 0.0
 
-    def note(self, figures: Figures, now: float) -> None:
-        if not figures.num_steps:
-            self.recent[-1] = self.recent[-1]._replace(step=figures.step, loss=figures.loss)
+    def note(self, stats: StepStats, now: float) -> None:
+        if not stats.num_steps:
+            self.recent[-1] = self.recent[-1]._replace(step=stats.step, loss=stats.loss)
             return
-        self.recent.append(figures)
+        self.recent.append(stats)
         while len(self.recent) > 1 and sum(row.seconds for row in self.recent) > _WINDOW_S:
             self.recent.popleft()
-        self.pending.append(figures)
+        self.pending.append(stats)
         self.recorded_at = now
 
     @property
@@ -65,11 +72,11 @@ class _Rank:
         return steps >= _INTERVAL_STEPS and seconds >= _INTERVAL_S
 
 
-class RunFigures:
+class RunStats:
     """The steps that all ranks have reported. This class is thread-safe."""
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[int, Figures], None]] = []
+        self.listeners: list[Callable[[int, StepStats], None]] = []
         """Functions that are called with each rank and record, in the thread that calls `note`."""
         self.report: Callable[[str], None] = lambda _: None
         """A function that is called with a sentence about a slow rank or slow data loading."""
@@ -96,7 +103,7 @@ class RunFigures:
     def note(
         self,
         rank: int,
-        figures: Figures,
+        stats: StepStats,
         machine: int | None = None,
         host: str = "",
         *,
@@ -105,17 +112,17 @@ class RunFigures:
         """Add a rank's record, unless the record is invalid; `machine` is None for this machine."""
         with self._lock:
             # a higher rank is from an earlier attempt with more machines
-            if rank >= self._num_ranks or not _is_valid(figures):
+            if rank >= self._num_ranks or not _is_valid(stats):
                 return
             where = self._machine if machine is None else machine
             self.hosts.setdefault(where, host)
-            if not figures.num_steps and rank not in self._ranks:
+            if not stats.num_steps and rank not in self._ranks:
                 return
             known = self._ranks.setdefault(rank, _Rank(where))
-            known.note(figures, time.monotonic() - age_s)
+            known.note(stats, time.monotonic() - age_s)
             self._analyze()
         for listener in self.listeners:
-            listener(rank, figures)
+            listener(rank, stats)
 
     def drop_machine(self, machine: int) -> None:
         """Record that the connection to a machine was lost during the run."""
@@ -239,7 +246,7 @@ class RunFigures:
         )
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
-        """Return the metrics for `headway top`."""
+        """Return the statistics for `headway top`."""
         slow, rows = self._slow, self.rows()
         found = slow and {
             "rank": slow.rank,
@@ -254,10 +261,10 @@ class RunFigures:
         }
 
 
-def _is_valid(figures: Figures) -> bool:
-    numbers = (number for number in figures._replace(loss=None) if number is not None)
+def _is_valid(stats: StepStats) -> bool:
+    numbers = (number for number in stats._replace(loss=None) if number is not None)
     are_finite = all(math.isfinite(number) and number >= 0 for number in numbers)
-    return are_finite and (figures.num_steps > 0) == (figures.seconds > 0)
+    return are_finite and (stats.num_steps > 0) == (stats.seconds > 0)
 
 
 def _quiet_limit_s(step_s: float) -> float:

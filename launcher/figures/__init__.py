@@ -1,1 +1,0 @@
-"""Collects, analyzes and reports the step metrics of all ranks."""

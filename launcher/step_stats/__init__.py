@@ -1,0 +1,1 @@
+"""Collects, analyzes and reports the step statistics of all ranks."""
