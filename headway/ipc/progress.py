@@ -21,6 +21,7 @@ from headway.ipc.records import (
     Record,
     StepStats,
 )
+from headway.ipc.stderr import log_once
 from headway.ipc.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
 from headway.ipc.typed import encode
 
@@ -216,6 +217,11 @@ class Progress:
 
     def note_use(self, **used: Any) -> None:
         self.feature_use = self.feature_use._replace(**used)
+
+    def log_note(self, text: str) -> None:
+        """Log a note once; the launcher repeats it after a successful run."""
+        log_once(f"note: {text}")
+        self.note_use(notes=tuple(dict.fromkeys((*self.feature_use.notes, text))))
 
     def note_output_path(self, what: str, path: str) -> None:
         path = os.path.abspath(path)

@@ -12,7 +12,6 @@ from headway.distributed.collectives import reduce
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError, WrongType
 from headway.ipc.progress import Progress, process_progress
-from headway.ipc.stderr import log_once
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
 from headway.training.accumulation import Accumulation
@@ -134,11 +133,19 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """Reset the gradients, unless they are accumulating."""
         if self._accumulation.sync_gradients:
             if self._accumulation.is_before_last_backward and self._has_gradients:
-                _note_discarded(self._accumulation.num_backward)
+                self._note_discarded()
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
             self._accumulation.num_backward = 0
+
+    def _note_discarded(self) -> None:
+        if rank_and_size()[0] == 0:
+            self._progress.log_note(
+                "zero_grad() of a prepared optimizer discarded the gradients of"
+                f" {self._accumulation.num_backward} earlier micro-batches before a step used them;"
+                " fix: call optimizer.zero_grad() after optimizer.step()"
+            )
 
     @property
     def _has_gradients(self) -> bool:
@@ -247,15 +254,6 @@ class PreparedScheduler:
 
     def __getattr__(self, name: str) -> Any:
         return _delegate(self, "scheduler", name)
-
-
-def _note_discarded(num_backward: int) -> None:
-    if rank_and_size()[0] == 0:
-        log_once(
-            "note: zero_grad() of a prepared optimizer discarded the gradients of"
-            f" {num_backward} earlier micro-batches before a step used them; fix: call"
-            " optimizer.zero_grad() after optimizer.step()"
-        )
 
 
 def _delegate(wrapper: object, inner: str, name: str) -> Any:

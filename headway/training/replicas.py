@@ -152,36 +152,26 @@ def _sums(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([sums.where(~is_nan, 0), is_nan.to(dtype)])
 
 
-def _note(training: Training, text: str) -> None:
-    """Log a note once; the launcher repeats it after a successful run."""
-    log_once(f"note: {text}")
-    progress = training.progress
-    progress.note_use(notes=tuple(dict.fromkeys((*progress.feature_use.notes, text))))
-
-
 def note_unused(training: Training) -> None:
     """Log once, after the first step, if accumulation or sharded data is unused."""
     accumulation, ranks = training.accumulation, training.world.ranks
     if ranks.rank:
         return
     if accumulation.steps > 1 and not accumulation.has_begun:
-        _note(
-            training,
+        training.progress.log_note(
             f"gradient_accumulation_steps is {accumulation.steps}, but an optimizer stepped"
             " outside of accelerator.accumulate(model), so nothing accumulates; fix: wrap the body"
             " of the loop in `with accelerator.accumulate(model):`",
         )
     elif accumulation.steps > 1 and training.progress.num_trained == 1:  # this step
-        _note(
-            training,
+        training.progress.log_note(
             "an optimizer stepped without accelerator.backward(loss), which divides by"
             f" gradient_accumulation_steps ({accumulation.steps}); fix: call"
             " accelerator.backward(loss) instead of loss.backward()",
         )
     draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
     if training.strategy.data_size > 1 and not draws_own:
-        _note(
-            training,
+        training.progress.log_note(
             f"no prepared DataLoader yielded a batch: all {ranks.world_size} ranks train on"
             f" the same samples, unless the script draws different ones; fix: {_PREPARE}; or,"
             " if the script draws its own batches, call set_seed(1, device_specific=True)",
@@ -195,8 +185,7 @@ def note_raw_optimizer(training: Training) -> None:
         and not training.optimizers
         and not training.world.ranks.rank
     ):
-        _note(
-            training,
+        training.progress.log_note(
             "accumulate() was called without a prepared optimizer, so the optimizer steps after"
             " each micro-batch, unless the script checks accelerator.sync_gradients; fix: "
             + _PREPARE,
@@ -207,8 +196,7 @@ def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None =
     """Log once, on rank 0, if `weights` are unprepared or, if None, if no model is prepared."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
-        _note(
-            training,
+        training.progress.log_note(
             "the script trains a model that was not passed to prepare(): its gradients are"
             f" not averaged over the {ranks.world_size} ranks, unless the script does this; fix: "
             + _PREPARE,
