@@ -38,7 +38,7 @@ from headway.strategies.strategy import Strategy
 from headway.trackers.choice import Chosen
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
-from headway.trackers.tracker_group import RUNS_FILE, LogWith, Tracking
+from headway.trackers.tracker_group import LogWith, Tracking
 from headway.training.accelerator_setup import log_overrides, set_up_accelerator
 from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
@@ -192,12 +192,8 @@ class Accelerator(Process):
             forward_methods=forward_methods or (),
         )
         tracking = Tracking(setup.world.is_main, arguments.log_with, project)
-        checkpoints = Checkpointer(
-            training,
-            project,
-            began_at=setup.settings.run.began_at,
-            extra_files={RUNS_FILE: tracking.run_ids},
-        )
+        began_at = setup.settings.run.began_at
+        checkpoints = Checkpointer(training, project, began_at=began_at, run_ids=tracking.run_ids)
         self.parts = Parts(
             training,
             preparer,

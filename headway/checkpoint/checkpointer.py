@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,13 @@ from headway.ipc.stderr import log, log_once
 from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
+from headway.trackers.tracker_group import RUNS_FILE
 from headway.training.replicas import require_equal
 from headway.training.training import Training
 
 if TYPE_CHECKING:
     from headway.checkpoint.background import Background
-    from headway.checkpoint.saving import Contents, Prepared
+    from headway.checkpoint.saving import Contents
 
 # modules that import torch.distributed.checkpoint, which is slow, are imported when used
 
@@ -49,8 +50,7 @@ class Checkpointer:
     Args:
         project: how checkpoints are named and how many are kept.
         began_at: start time of the job, in seconds since 1970, for the manifest.
-        extra_files: functions, keyed by the name of a JSON file. In each checkpoint, rank 0 writes
-            the function's result to this file.
+        run_ids: returns the trackers' run IDs, which each checkpoint contains.
     """
 
     def __init__(
@@ -58,16 +58,15 @@ class Checkpointer:
         training: Training,
         project: ProjectConfiguration,
         *,
-        began_at: float = 0.0,
-        extra_files: Mapping[str, Callable[[], object]] | None = None,
+        began_at: float,
+        run_ids: Callable[[], dict[str, str]],
     ) -> None:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self._lock: ProjectLock | None = None  # of the project; rank 0 only
-        self._began_at = began_at
+        self._lock = ProjectLock(None)  # of the project; rank 0 only
+        self._began_at, self._run_ids = began_at, run_ids
         self.schedule = Schedule()
-        self._extra_files = extra_files or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # created by the first save with wait=False
@@ -122,15 +121,18 @@ class Checkpointer:
         if wait:
             write_prepared(prepared)
         else:
-            self._begin_writing(prepared)
+            from headway.checkpoint.background import Background
+
+            if self._background is None:
+                self._background = Background()
+            self._background.start(prepared)
 
     def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> Contents:
         from headway.checkpoint.manifest import write_json
         from headway.checkpoint.training_state import state_of
 
         if self.training.world.is_main:
-            for name, content in self._extra_files.items():
-                write_json(folder / name, content())
+            write_json(folder / RUNS_FILE, self._run_ids())
             write_json(folder / RECORD_FILE, plain(self.schedule.record()))
             if self.training.is_in_evaluation:
                 log_once(
@@ -140,13 +142,6 @@ class Checkpointer:
                 )
         weights = self._weights_to_save(folder)
         return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
-
-    def _begin_writing(self, prepared: Prepared) -> None:
-        from headway.checkpoint.background import Background
-
-        if self._background is None:
-            self._background = Background()
-        self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
         """Save a checkpoint if one is due, and wait until the latest checkpoint is written."""
@@ -177,8 +172,8 @@ class Checkpointer:
             if self._background is not None:
                 self._background.close()
         finally:
-            lock, self._lock = self._lock, None
-            if lock is not None and lock.fd is not None:
+            lock, self._lock = self._lock, ProjectLock(None)
+            if lock.fd is not None:
                 os.close(lock.fd)
 
     def load_state(
@@ -270,8 +265,7 @@ class Checkpointer:
 
     def lock_checkpoints(self, project: Path) -> bool:
         """Lock the checkpoints of `project`; on failure, log once and return False."""
-        lock = self._lock
-        if lock is None or lock == ProjectLock(None):
+        if self._lock == ProjectLock(None):
             self._lock = lock = lock_project(project)
             if lock.problem:
                 log(
@@ -283,7 +277,7 @@ class Checkpointer:
                     f"note: another run also saves to {project} ({lock.holder}), and each run"
                     " removes the other's checkpoints; use a separate project_dir for each run"
                 )
-        return lock.fd is not None
+        return self._lock.fd is not None
 
     def project_folder(self, method: str) -> Path:
         """Return the project folder; if there is none, raise a UsageError that names `method`."""

@@ -19,7 +19,8 @@ import shutil
 import stat
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -78,17 +79,22 @@ def create_pending(target: Path) -> Path:
             code=Code.BAD_ARGUMENT,
         )
     pending = _temporary_path(target, "tmp")
-    try:
+    fix = "save to a writable folder on a disk with free space"
+    with _writing("the checkpoint cannot be written", pending, fix):
         target.parent.mkdir(parents=True, exist_ok=True)
         pending.mkdir(mode=0o700)
+    return pending
+
+
+@contextmanager
+def _writing(what: str, where: Path, fix: str) -> Iterator[None]:
+    """Convert an OSError inside the block to a CheckpointError."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint cannot be written: {error.strerror}",
-            where=str(pending),
-            fix="save to a writable folder on a disk with free space",
-            code=Code.UNWRITABLE,
+            f"{what}: {error.strerror}", where=str(where), fix=fix, code=Code.UNWRITABLE
         ) from None
-    return pending
 
 
 def require_shared(pending: Path) -> None:
@@ -111,18 +117,12 @@ def commit(pending: Path, target: Path) -> None:
     An older checkpoint with this name is replaced atomically and then removed. If renaming fails,
     the older checkpoint remains.
     """
-    try:
+    what = "the checkpoint was written, but cannot be renamed"
+    with _writing(what, target, "save to another folder"):
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
             _flush(Path(parent))
         pending.chmod(0o777 & ~_umask())  # the permissions that a new folder would have
         _rename(pending, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint was written, but cannot be renamed: {error.strerror}",
-            where=str(target),
-            fix="save to another folder",
-            code=Code.UNWRITABLE,
-        ) from None
 
 
 def _rename(pending: Path, target: Path) -> None:
@@ -218,17 +218,11 @@ def recover(target: Path) -> None:
     if problem and not complete:  # of the checkpoint to be replaced
         fix = f"move {candidate} elsewhere to use earlier checkpoints, if any"
         raise CheckpointError(problem.what, where=problem.where, fix=fix, code=problem.code)
-    try:
+    what = "a save was interrupted after writing, and the checkpoint cannot be renamed"
+    fix = f"run `headway checkpoint verify {target}` as a user with write permission"
+    with _writing(what, target, fix):
         os.rename(max(complete)[1], target)
         _flush(target.parent)
-    except OSError as error:
-        raise CheckpointError(
-            "a save was interrupted after writing, and the checkpoint cannot be renamed:"
-            f" {error.strerror}",
-            where=str(target),
-            fix=f"run `headway checkpoint verify {target}` as a user with write permission",
-            code=Code.UNWRITABLE,
-        ) from None
 
 
 # ---------------------------------------------------------------------- remove

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from weakref import WeakMethod
 
@@ -25,12 +26,7 @@ from headway.checkpoint.folders import (
     resolve_checkpoint,
 )
 from headway.checkpoint.manifest import read_json, read_manifest, unusable
-from headway.checkpoint.schedule import (
-    RECORD_FILE,
-    Interval,
-    TrainingRecord,
-    interval_of,
-)
+from headway.checkpoint.schedule import RECORD_FILE, Interval, TrainingRecord, interval_of
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.call_barrier import call_barrier
 from headway.errors import CheckpointError, Code, Problem, UsageError
@@ -91,10 +87,6 @@ class ResumedRun(_EpochCounter):
         return self._count(total)
 
 
-class _NoOptimizerYet:
-    step_count = sys.maxsize
-
-
 class Preemption:
     """Saves before the deadline, exits after the same step on all ranks, and resumes later.
 
@@ -117,7 +109,8 @@ class Preemption:
         self._interval = Interval()  # parsed from `_every`
         self._signals: StopSignals | None = None  # set by the first `checkpoint()` or `should_stop`
         self._request = StopRequest.NONE  # agreed on by all ranks
-        self._optimizers: Any = (_NoOptimizerYet,)
+        # until the first `checkpoint()` with `every`, a step at which any save is due
+        self._optimizers: Any = (SimpleNamespace(step_count=sys.maxsize),)
         self._resumed_with: int | None = None  # number of objects prepared before `resume`
         self._exit_code: int | None = None  # set once this process is exiting
         self._at_end: Callable[[], object] = bool  # exit hook that saves if a save is due

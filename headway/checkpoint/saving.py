@@ -130,9 +130,23 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
             return describe_files(pending, paths, known=known)
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
-        on_rank_0(
-            lambda: commit_files(pending, prepared.target, prepared.progress, files, size), group
-        )
+
+        def complete() -> None:
+            manifest = Manifest(
+                format=FORMAT,
+                headway=__version__,
+                torch=torch.__version__,
+                python=platform.python_version(),
+                saved_at=next_saved_at(prepared.target.parent),
+                **prepared.progress._asdict(),
+                world_size=size,
+                files=tuple(files),
+            )
+            write_manifest(pending, manifest)
+            keep_unlisted(prepared.target, pending)
+            commit(pending, prepared.target)
+
+        on_rank_0(complete, group)
     on_rank_0(prepared.then, group)
 
 
@@ -163,27 +177,6 @@ def _files_of(rank: int, folder: Path) -> list[str]:
         if (int(match[1] or match[2]) if match else 0) == rank:
             files.append(path)
     return files
-
-
-def commit_files(
-    pending: Path, target: Path, progress: CheckpointProgress, files: list[File], world_size: int
-) -> None:
-    """Write the manifest and rename the checkpoint."""
-    manifest = Manifest(
-        format=FORMAT,
-        headway=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        saved_at=next_saved_at(target.parent),
-        launched_at=progress.launched_at,
-        step=progress.step,
-        epoch=progress.epoch,
-        world_size=world_size,
-        files=tuple(files),
-    )
-    write_manifest(pending, manifest)
-    keep_unlisted(target, pending)
-    commit(pending, target)
 
 
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

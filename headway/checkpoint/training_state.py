@@ -105,13 +105,9 @@ class SavedState:
         self.shared, self.folder = loaded.shared, folder
         self.saved_by = loaded.manifest.world_size
         is_same_size = rank_and_size()[1] == self.saved_by
-        self._own = loaded.own if is_same_size else None
+        # this rank's own state; empty if the saved run had a different number of ranks
+        self.own: Mapping[str, Any] = (loaded.own if is_same_size else None) or _NO_RANK_STATE
         self.strict, self.allow_pickle = strict, allow_pickle
-
-    @property
-    def own(self) -> Mapping[str, Any]:
-        """This rank's own state; empty if the saved run had a different number of ranks."""
-        return self._own or _NO_RANK_STATE
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
         """Raise CheckpointError unless the saved and live values are equal."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -137,11 +137,10 @@ _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (
 
 
 def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
-    numpy = sys.modules.get("numpy")  # if numpy is not imported, `value` is not a numpy object
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         return encode(value.item(), name, tensors)
-    if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
-        contiguous = numpy.ascontiguousarray(value).reshape(value.shape)  # scalars stay 0-d
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        contiguous = np.ascontiguousarray(value).reshape(value.shape)  # scalars stay 0-d
         return {"array": _add(torch.from_numpy(contiguous), name, tensors)}
     raise CheckpointError(
         f"{name} is {type(value).__module__}.{type(value).__qualname__}, which cannot be saved",

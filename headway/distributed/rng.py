@@ -144,14 +144,12 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     """Restore states returned by `generator_states`.
 
-    Generators without a saved state are not changed. An invalid state raises ValueError, TypeError
-    or RuntimeError.
+    A device without a saved state keeps its generator's state. An invalid state raises ValueError,
+    TypeError or RuntimeError.
     """
     torch.set_rng_state(states["torch"])
-    if "python" in states:
-        random.setstate(states["python"])
-    if "numpy" in states:
-        np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
     if device.type in states:  # pragma: needs a GPU
         kind_of(device.type).set_rng_state(states[device.type], device)
 
@@ -164,11 +162,8 @@ def are_generator_states(states: Any) -> bool:
     """
     try:
         torch.Generator().set_state(states["torch"])
-        if "python" in states:
-            random.Random().setstate(states["python"])
-        if "numpy" in states:
-            np.random.RandomState().set_state(states["numpy"])
-            return bool(0 <= states["numpy"][2] <= len(states["numpy"][1]))
+        random.Random().setstate(states["python"])
+        np.random.RandomState().set_state(states["numpy"])
+        return bool(0 <= states["numpy"][2] <= len(states["numpy"][1]))
     except Exception:  # noqa: BLE001  libraries raise various errors for invalid states
         return False
-    return True
