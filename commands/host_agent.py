@@ -22,7 +22,7 @@ from headway.ipc import signals
 from headway.ipc.forking import die_with_parent, reap, wake_on_child_exit
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import flush_streams
-from headway.ipc.typed import decode, encode, kinds_of
+from headway.ipc.typed import decode, encode
 from headway.launcher.remote.protocol import (
     AgentSetup,
     HostReply,
@@ -42,11 +42,11 @@ def main() -> None:
     first = lines.wait()
     if first is None:
         return
-    order = decode(kinds_of(AgentSetup), first)
+    order = decode(AgentSetup, first)
     mark = lines.mark = order.mark.encode()
     _answer(mark + encode(probe_host(order, os.environ)))
     if (line := lines.wait()) is not None:
-        start: StartLaunch = decode(kinds_of(StartLaunch), line)
+        start: StartLaunch = decode(StartLaunch, line)
         _answer(mark + encode(_run(start, order.variables, lines)))
 
 
@@ -142,7 +142,7 @@ def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> Lau
             os.kill(child, signal.SIGKILL)
             kill_at, is_killed = None, True
         if lines.fd in ready:
-            stops = [decode(kinds_of(Signal), line).number for line in lines.arrived()]
+            stops = [decode(Signal, line).number for line in lines.arrived()]
             if lines.has_ended:
                 watched.remove(lines.fd)
                 stops.append(signal.SIGTERM)

@@ -1112,11 +1112,9 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ unsupported features
 
-    deepspeed_plugin = None  # read by scripts written for Accelerate
-
-    deepspeed_plugins = torch_tp_plugin = parallelism_config = torch_device_mesh = fp8_backend = (
-        None
-    )
+    # read by scripts written for Accelerate
+    deepspeed_plugin = deepspeed_plugins = torch_tp_plugin = parallelism_config = None
+    torch_device_mesh = fp8_backend = None
     fp8_enabled = has_lomo_optimizer = is_composable_parallelism_enabled = False
 
     # ------------------------------------------------------------------ finish

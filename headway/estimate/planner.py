@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from headway.errors import Code, ConfigError, LaunchError
 from headway.ipc.choices import DDP, FSDP
-from headway.ipc.typed import decode, encode, kinds_of
+from headway.ipc.typed import decode, encode
 from headway.machine.facts import Machine
 from headway.settings.table import YES
 
@@ -243,7 +243,7 @@ class Planner:
                 fix="see its output above; report a traceback from headway as a bug",
                 code=Code.NO_ESTIMATE,
             )
-        result: TrialResult = decode(kinds_of(TrialResult), line)
+        result: TrialResult = decode(TrialResult, line)
         return result
 
 

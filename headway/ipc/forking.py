@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 
 from headway.ipc import signals
 
@@ -18,9 +19,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
-_is_registered = False
 
 
+@cache
 def quiesce_before_fork() -> None:
     """Delay every fork in this process until its non-Python threads are idle.
 
@@ -29,10 +30,8 @@ def quiesce_before_fork() -> None:
     a collective. A fork waits at most 50 ms for busy threads. Outside Linux, this has no effect.
     Source: https://github.com/python/cpython/issues/112275
     """
-    global _is_registered
-    if not _is_registered and sys.version_info[2] < _FIRST_FIXED_PATCH.get(sys.version_info[:2], 0):
+    if sys.version_info[2] < _FIRST_FIXED_PATCH.get(sys.version_info[:2], 0):
         os.register_at_fork(before=_wait_for_idle_threads)
-    _is_registered = True
 
 
 def _wait_for_idle_threads() -> None:

@@ -58,7 +58,6 @@ class Numbering(NamedTuple):
     size: str  # the variable with the number of processes or machines
     rank: str  # the variable with the index of this process or machine; empty if there is none
     unit: str = PROCESS  # the numbered unit
-    is_supported: bool = True  # supported by `headway launch`
     read: Callable[[str], int] = _number  # parses the value of `size`
     applies: Callable[[Environ], bool] = lambda _: True
     hosts: Callable[[str], str] | None = None  # returns host names from the value of `size`
@@ -83,16 +82,13 @@ NUMBERINGS: Mapping[str, Numbering] = {
         read=lambda text: _number(text.rpartition(":")[2].strip()),
     ),
     "mpi": Numbering("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    "mvapich": Numbering(
-        "mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", is_supported=False
-    ),
+    "mvapich": Numbering("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     "pmi": Numbering(
         *("mpiexec of Intel MPI, MPICH or Cray PALS", "PMI_SIZE", "PMI_RANK"),
-        is_supported=False,
         applies=lambda environ: environ["PMI_SIZE"] != environ.get(_STEP_SIZE),  # equal under srun
     ),
-    "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", is_supported=False),
-    "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", is_supported=False),
+    "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
     "slurm": Numbering("srun", _STEP_SIZE, "SLURM_PROCID", applies=is_task),
     "skypilot": Numbering("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", MACHINE),
     "ranked": Numbering(
@@ -104,17 +100,15 @@ NUMBERINGS: Mapping[str, Numbering] = {
     ),
     "kubernetes": Numbering("an indexed Job", "", "JOB_COMPLETION_INDEX", MACHINE),
     "aws_batch": Numbering(
-        *("AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", MACHINE),
-        is_supported=False,
+        "AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", MACHINE
     ),
     "sagemaker": Numbering(
         *("SageMaker", "SM_HOSTS", "SM_CURRENT_HOST", MACHINE),
-        is_supported=False,
         read=lambda text: text.count(",") + 1,  # `text` is a JSON list of names
     ),
-    "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, hosts=_read_hosts),
-    "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_read_hosts),
-    "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
+    "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, hosts=_read_hosts),
+    "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, hosts=_read_hosts),
+    "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, hosts=str),
 }
 """Numberings by name; the first one that counts several processes or machines applies."""
 

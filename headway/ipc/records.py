@@ -7,10 +7,10 @@ They are NamedTuples because ranks import this module before the user's script, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from headway.ipc.stderr import shown
-from headway.ipc.typed import Lines, TooLong, decode, kinds_of
+from headway.ipc.typed import Lines, TooLong, decode
 
 STOPPED_AND_SAVED = 75
 """A rank's exit code after it saved and stopped on request. The job can be rerun."""
@@ -226,8 +226,6 @@ Record = (RankReady | WillSave | OutputPath | Heartbeat | StepStats | StatusRepl
     ScriptEnd | ServerReady | ProcessStart | StartFailed | ProcessExit
 )
 
-_RECORDS = kinds_of(*get_args(Record))
-
 
 class InvalidRecord(NamedTuple):
     """A line that is not a record, because a script may write to any descriptor."""
@@ -252,7 +250,7 @@ class RecordReader:
 
 def decode_record(line: bytes) -> Record | InvalidRecord:
     try:
-        record: Record = decode(_RECORDS, line)
+        record: Record = decode(Record, line)
         return record
     except ValueError as error:
         return InvalidRecord(str(error))

@@ -76,10 +76,9 @@ def masked_command(words: Iterable[str]) -> list[str]:
     flag = ""  # the flag whose value may be the next word
     for word in words:
         name, equals, value = word.partition("=")
-        if equals and not is_secret(name):
-            masked_words.append(f"{name}={masked_pairs([value])[0]}")
-        elif equals:
-            masked_words.append(f"{name}={MASK}")
+        if equals:
+            shown = MASK if is_secret(name) else masked_pairs([value])[0]
+            masked_words.append(f"{name}={shown}")
         else:
             masked_words.append(masked("" if word.startswith("-") else flag, word))
         flag = word if word.startswith("-") and not equals else ""

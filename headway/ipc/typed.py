@@ -43,14 +43,13 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def read(kind: type[T], data: Any, *, place: str = "") -> T:
+def read(kind: type[T], data: Any) -> T:
     """Convert parsed JSON to a `kind`, or raise SchemaError.
 
     `kind` is a NamedTuple with fields that are plain values, enumerations (by name), other
-    NamedTuples, tuples or maps of these, or None where declared. `place` is the path to `data`,
-    for errors.
+    NamedTuples, tuples or maps of these, or None where declared.
     """
-    value: T = _read(kind, data, place)
+    value: T = _read(kind, data, "")
     return value
 
 
@@ -126,19 +125,18 @@ def shown(data: Any) -> str:
 # ------------------------------------------------------------------ messages
 
 
-def kinds_of(*kinds: type) -> dict[str, Any]:
-    """Return message types by name."""
-    return {kind.__name__: kind for kind in kinds}
-
-
 def encode(message: Any) -> bytes:
     """Return a message as a line, including the newline."""
     text = _dumps([type(message).__name__, *message], separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"  # escapes a lone surrogate as JSON does
 
 
-def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
-    """Decode a line; raise ValueError for an unknown message type or an invalid value."""
+def decode(kind: Any, line: bytes | str) -> Any:
+    """Decode a line to a `kind`, which is a message type or a union of message types.
+
+    Raises ValueError for another message type or an invalid value.
+    """
+    kinds = {kind.__name__: kind for kind in get_args(kind) or (kind,)}
     try:
         name, *values = _loads(line)
         return read(kinds[name], values)
@@ -155,30 +153,25 @@ class Lines:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._parts: list[bytes] = []  # parts of the unfinished line
-        self._size = 0
+        self._part = bytearray()  # of the unfinished line
 
     @property
     def has_part(self) -> bool:
         """Whether an incomplete line has arrived."""
-        return self._size > 0
+        return bool(self._part)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield completed lines without newlines; discard an overlong line and raise TooLong."""
         *ended, rest = data.split(b"\n")
         for part in ended:
-            line = b"".join([*self._parts, part])
-            self._begin(b"")
-            self._check(len(line))
+            self._add(part)
+            line = bytes(self._part)
+            self._part.clear()
             yield line
-        self._parts.append(rest)
-        self._size += len(rest)
-        self._check(self._size)
+        self._add(rest)
 
-    def _begin(self, part: bytes) -> None:
-        self._parts, self._size = [part], len(part)
-
-    def _check(self, size: int) -> None:
-        if size > self.limit:
-            self._begin(b"")
+    def _add(self, part: bytes) -> None:
+        self._part += part
+        if len(self._part) > self.limit:
+            self._part.clear()
             raise TooLong(f"a line is longer than {self.limit} bytes")

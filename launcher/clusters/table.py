@@ -158,15 +158,16 @@ def row_of(name: str) -> ClusterKind:
 
 def _refused(environ: Environ) -> Entries:
     """Return an error if an unsupported launcher uses more than one machine or process."""
-    for row in NUMBERINGS.values():
+    supported = [cluster.name for cluster in CLUSTERS]
+    for name, row in NUMBERINGS.items():
         try:
             count = row.count(environ)
         except OSError as error:
             return unreadable(row.size, f"{row.source}'s hostfile cannot be read", error)
-        if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # TORCHRUN reports it
+        if count == UNKNOWN and name != TORCHRUN.name:  # TORCHRUN reports it
             return invalid(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
         if count > 1:
-            return {} if row.is_supported else _unsupported(row, count, environ)
+            return {} if name in supported else _unsupported(row, count, environ)
     return {}
 
 

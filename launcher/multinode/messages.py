@@ -13,10 +13,10 @@ import hashlib
 import hmac
 import re
 import secrets
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from headway.ipc.records import CrashSite, StepStats
-from headway.ipc.typed import decode, encode, kinds_of
+from headway.ipc.typed import decode, encode
 
 PROTOCOL = "headway-channel/2"
 MAX_GREETING = 128  # bytes of a line without a tag: a greeting or a refusal
@@ -160,8 +160,6 @@ Message = (
     Join | MachineReady | Probed | Failed | Done | Signalled | MachineHeartbeat | StepTiming
 ) | (HeartbeatLost | Leave | Accepted | Rejected | Missing | Probe | StartRound | Restart | AllDone)
 
-_KINDS = kinds_of(*get_args(Message))
-
 
 class InvalidPeer(Exception):
     """The received data is not from a launcher of this run."""
@@ -235,7 +233,7 @@ class Session:
             raise InvalidPeer("a message was not authenticated with the key of this run", "key")
         self._num_received += 1
         try:
-            message: Message = decode(_KINDS, content)
+            message: Message = decode(Message, content)
         except ValueError as error:
             raise InvalidPeer(f"a message cannot be read: {error}") from None
         return message

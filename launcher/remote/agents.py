@@ -15,7 +15,7 @@ from typing import TextIO
 
 from headway.errors import Code, LaunchError, MachineError
 from headway.ipc.forking import die_with_parent
-from headway.ipc.typed import decode, kinds_of
+from headway.ipc.typed import decode
 from headway.launcher.remote.protocol import HostReply, LaunchEnd
 
 _OPTIONS = {
@@ -76,7 +76,7 @@ class AgentLink:
             await self.wait_closed()
             raise self._unreachable(self._end_reason())
         self._show_held_errors()
-        found: HostReply = decode(kinds_of(HostReply), answer)
+        found: HostReply = decode(HostReply, answer)
         return found
 
     def _end_reason(self) -> str:
@@ -96,7 +96,7 @@ class AgentLink:
         """Wait for the launch's result; return None if the connection is lost first."""
         answer = await self._answers.get()
         if answer is not None:
-            end: LaunchEnd = decode(kinds_of(LaunchEnd), answer)
+            end: LaunchEnd = decode(LaunchEnd, answer)
             return end
         self.close_input(CLOSE_WITHIN_S)
         await self.wait_closed()

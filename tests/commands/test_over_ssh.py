@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.host_agent import probe_host
-from headway.ipc.typed import decode, encode, kinds_of
+from headway.ipc.typed import decode, encode
 from headway.launcher.remote.protocol import (
     AgentSetup,
     LaunchEnd,
@@ -132,7 +132,7 @@ def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
         assert agent.stdout is not None
         _, answer = agent.stdout.readline(), agent.stdout.readline()
         agent.stdin.close()
-    end = decode(kinds_of(LaunchEnd), answer.removeprefix(b"the-mark"))
+    end = decode(LaunchEnd, answer.removeprefix(b"the-mark"))
     assert end.exit_code == 137
     assert f"error: the launcher on {socket.gethostname()} was killed by signal 9" in end.report
 
@@ -148,4 +148,4 @@ def test_messages_are_lines_whatever_they_hold() -> None:
     end = LaunchEnd(3, "error: two\nlines \u2713")
     line = encode(end)
     assert line.count(b"\n") == 1
-    assert decode(kinds_of(LaunchEnd), line) == end
+    assert decode(LaunchEnd, line) == end

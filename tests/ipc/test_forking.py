@@ -87,10 +87,11 @@ def test_pythons_in_which_a_forked_child_may_hang_wait_before_forks(
 ) -> None:
     registered: list[object] = []
     monkeypatch.setattr(os, "register_at_fork", lambda before: registered.append(before))
-    monkeypatch.setattr(forking, "_is_registered", False)
     monkeypatch.setattr(sys, "version_info", version)
+    forking.quiesce_before_fork.cache_clear()
     forking.quiesce_before_fork()
     forking.quiesce_before_fork()
+    forking.quiesce_before_fork.cache_clear()
     assert len(registered) == count
 
 

@@ -39,10 +39,8 @@ def test_the_batch_size_is_halved_until_memory_suffices(error: BaseException) ->
 
 def test_sizes_follow_a_factor_or_a_function_where_one_is_given() -> None:
     assert sizes_tried(80, starting_batch_size=100, factor=0.9) == [100, 90, 81, 72]
-    sizes = iter((5, 3))
-    assert sizes_tried(3, starting_batch_size=9, reduce_batch_size_fn=lambda: next(sizes)) == (
-        [9, 5, 3]
-    )
+    next_size = iter((5, 3)).__next__
+    assert sizes_tried(3, starting_batch_size=9, reduce_batch_size_fn=next_size) == [9, 5, 3]
 
 
 def test_a_real_allocation_that_fails_is_recognised() -> None:

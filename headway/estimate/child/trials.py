@@ -36,7 +36,7 @@ from headway.estimate.planner import Trial, TrialResult
 from headway.ipc import signals
 from headway.ipc.forking import init_child, wake_on_child_exit
 from headway.ipc.stderr import log
-from headway.ipc.typed import decode, encode, kinds_of
+from headway.ipc.typed import decode, encode
 from headway.strategies.units import checkpoint_activations, units_of
 
 _OUTPUT_BYTES = 2**16  # large, as a crash prints a list of all native modules last
@@ -47,7 +47,7 @@ def main() -> None:
     _import_for_all()
     wake_fds = wake_on_child_exit()
     for line in sys.stdin:
-        trial = decode(kinds_of(Trial), line)
+        trial = decode(Trial, line)
         with (
             tempfile.TemporaryDirectory(
                 prefix="headway-estimate-", ignore_cleanup_errors=True
@@ -91,7 +91,7 @@ def _run_trial(
     output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
     text = output.read().decode(errors="replace")
     with suppress(OSError, ValueError), open(os.path.join(scratch, RESULT), "rb") as file:
-        found: TrialResult = decode(kinds_of(TrialResult), file.read())
+        found: TrialResult = decode(TrialResult, file.read())
         return found._replace(output=text)
     if status is None:
         line = _line_at(where)
