@@ -66,10 +66,6 @@ class Parts(NamedTuple):
     handlers: Handlers
 
 
-PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
-"""An Accelerator's Preparer class, and the function that checks the constructor's arguments."""
-
-
 @checks(but=("accumulate", "backward", "checkpoint", "log", "unwrap_model"))
 class Accelerator(Process):
     """Runs a training script on one or more processes, with Accelerate's names and semantics.
@@ -141,7 +137,7 @@ class Accelerator(Process):
         rank.
     """
 
-    part_types: PartTypes = (Preparer, lambda arguments: arguments)  # headway.compat overrides it
+    _preparer_type: type[Preparer] = Preparer  # headway.compat overrides it
 
     def __init__(
         self,
@@ -177,12 +173,11 @@ class Accelerator(Process):
         given = Arguments.select(locals())
         if unsupported:
             reject_unsupported(unsupported, signature(Accelerator).parameters)
-        make_preparer, accepted = self.part_types
-        arguments = accepted(given)
+        arguments = self._accepted(given)
         setup = set_up_accelerator(arguments)
         super().__init__(setup.world)
         training, project = setup.training, setup.project
-        preparer = make_preparer(
+        preparer = self._preparer_type(
             training,
             setup.data,
             device_placement=device_placement,
@@ -206,6 +201,10 @@ class Accelerator(Process):
         self.state = share(setup.world, training.precision, setup.dynamo, setup.fsdp_plugin)
         self.gradient_state = share_accumulation(training.accumulation)
         log_overrides(setup, strategy)
+
+    def _accepted(self, arguments: Arguments) -> Arguments:
+        """Check and change the constructor's arguments; overridden by headway.compat."""
+        return arguments
 
     # ------------------------------------------------------------------ prepare: Preparer
 
@@ -307,10 +306,8 @@ class Accelerator(Process):
             >>> accelerator.clear()
             []
         """
-        freed = [None] * len(objects)
-        del objects
         self.parts.training.forget()
-        return freed
+        return [None] * len(objects)
 
     clear = free_memory
 

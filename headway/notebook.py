@@ -34,6 +34,7 @@ from headway.distributed.world import leave_world
 from headway.errors import Code, UsageError, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.run_contract import VARIABLE, RunContract, encode, read_ranks
+from headway.ipc.stderr import flush_streams
 from headway.state import AcceleratorState
 from headway.training.arguments import check_precision, reject_unsupported
 
@@ -149,8 +150,7 @@ def _run_ranks(
 ) -> None:
     from torch.distributed.elastic.multiprocessing.tail_log import TailLog  # slow to import
 
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):

@@ -111,24 +111,6 @@ class _Preparer(Preparer):
             self.training.remember(scheduler, prepared)
 
 
-def _accepted(arguments: Arguments) -> Arguments:
-    """Raise UsageError for unsupported arguments; reset arguments that Accelerate ignores."""
-    for name in ("seed", "global_batch_size"):
-        if getattr(arguments, name) is not None:
-            raise UsageError(
-                f"{name} is not supported by loaders with Accelerate's behavior",
-                where="the script's headway.compat.Accelerator(...)",
-                fix=f"use `from headway import Accelerator`, or remove {name}",
-                code=Code.UNSUPPORTED,
-            )
-    if arguments.split_batches and rank_and_size_without_group()[0] == 0:
-        log(
-            "note: split_batches=True has no effect, as in Accelerate; pass"
-            " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
-        )
-    return replace(arguments, split_batches=False)
-
-
 @checks(but=("accumulate",))
 class Accelerator(native.Accelerator):
     """`headway.Accelerator` for scripts that rely on Accelerate's behavior.
@@ -145,7 +127,7 @@ class Accelerator(native.Accelerator):
       `resume` raises an error.
     """
 
-    part_types = (_Preparer, _accepted)
+    _preparer_type = _Preparer
     _requires_ranks = False
 
     # accessed by libraries
@@ -162,6 +144,23 @@ class Accelerator(native.Accelerator):
     def flag_tensor(self) -> torch.Tensor:
         """Whether this rank has called `set_trigger()`, as a scalar tensor: 1 or 0."""
         return torch.tensor(int(self.parts.steps.is_triggered), device=self.device)
+
+    def _accepted(self, arguments: Arguments) -> Arguments:
+        """Raise UsageError for unsupported arguments; reset arguments that Accelerate ignores."""
+        for name in ("seed", "global_batch_size"):
+            if getattr(arguments, name) is not None:
+                raise UsageError(
+                    f"{name} is not supported by loaders with Accelerate's behavior",
+                    where="the script's headway.compat.Accelerator(...)",
+                    fix=f"use `from headway import Accelerator`, or remove {name}",
+                    code=Code.UNSUPPORTED,
+                )
+        if arguments.split_batches and rank_and_size_without_group()[0] == 0:
+            log(
+                "note: split_batches=True has no effect, as in Accelerate; pass"
+                " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
+            )
+        return replace(arguments, split_batches=False)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch and count it in `step`."""

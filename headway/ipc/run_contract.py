@@ -185,9 +185,9 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     )
 
 
-def main_place(environ: Mapping[str, str] = os.environ) -> str:
+def main_place() -> str:
     """Return rank 0's address and port, as ADDRESS:PORT."""
-    return f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
 def record_collectives() -> None:
@@ -195,30 +195,30 @@ def record_collectives() -> None:
     os.environ.setdefault(*FLIGHT_RECORDER)
 
 
-def port_of_store(environ: Mapping[str, str] = os.environ) -> str | None:
+def port_of_store() -> str | None:
     """Return the port of the launcher's store; None if rank 0 creates the store."""
-    has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return environ.get("MASTER_PORT") if has_store else None
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get("MASTER_PORT") if has_store else None
 
 
-def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
+def is_restart() -> bool:
     """Return whether Headway or torchrun has restarted the ranks."""
-    return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
-def job_of(environ: Mapping[str, str] = os.environ) -> str:
+def job_of() -> str:
     """Return this process's scheduler job id; empty outside a job."""
-    allocated, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
-    return environ.get(JOB_VARIABLE, allocated)
+    allocated, _, _ = os.environ.get(ALLOCATION_VARIABLE, "").partition(":")
+    return os.environ.get(JOB_VARIABLE, allocated)
 
 
-def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
-    return environ.get("SLURM_RESTART_COUNT", "0") != "0"
+def is_requeued() -> bool:
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
-def read_log_level(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+def read_log_level() -> tuple[str, str] | None:
     """Return the name and value of the variable that sets the log level; None if unset."""
-    return next(((name, environ[name]) for name in LOG_LEVELS if environ.get(name)), None)
+    return next(((name, os.environ[name]) for name in LOG_LEVELS if os.environ.get(name)), None)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

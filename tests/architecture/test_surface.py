@@ -69,7 +69,7 @@ def surface() -> str:
     lines = [f"headway.{name}" for name in headway.__all__]
     process = public_members("distributed/process.py", "Process")
     own = sorted({*public_members("accelerator.py", "Accelerator"), *process})
-    lines += [f"Accelerator.{name}" for name in own if name != "part_types"]
+    lines += [f"Accelerator.{name}" for name in own]
     for name in ("PartialState", "AcceleratorState", "GradientState"):
         lines += [f"{name}.{member}" for member in public_members("state.py", name)]
     lines += [f"PartialState.{member}" for member in process]
