@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from headway._version import __version__
-from headway.errors import Code, ConfigError, HeadwayError, MachineError, did_you_mean
+from headway.errors import Code, ConfigError, HeadwayError, MachineError, suggestion
 from headway.ipc.stderr import flush_streams, log
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
@@ -157,9 +157,8 @@ def _dispatch(words: list[str]) -> int:
         return _dispatch([*words[1:2], "--help"])
     name = words[0]
     if name not in COMMANDS:
-        close = did_you_mean(name, COMMANDS)
         raise ConfigError(
-            f"unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""),
+            f"unknown command {name!r}{suggestion(name, COMMANDS)}",
             where="the command line",
             fix="run `headway --help` to list the commands"
             if not name.endswith(".py")

@@ -244,3 +244,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
     matches = get_close_matches(word, list(known), n=1)
     return matches[0] if matches else None
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return the clause that suggests the known word closest to `word`, or an empty string."""
+    close = did_you_mean(word, known)
+    return f"; did you mean {close!r}?" if close else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from headway.errors import Code, ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, suggestion
 
 SUBCOMMANDS = {  # name: (function, help)
     "show": (
@@ -44,10 +44,8 @@ def main(argv: Sequence[str]) -> int:
         return ask(argv, APPENDIX)
     word, *rest = argv
     if word not in SUBCOMMANDS:
-        close = did_you_mean(word, SUBCOMMANDS)
         raise ConfigError(
-            f"unknown subcommand {word!r} of `headway config`"
-            + (f"; did you mean {close!r}?" if close else ""),
+            f"unknown subcommand {word!r} of `headway config`{suggestion(word, SUBCOMMANDS)}",
             where="the command line",
             fix="run `headway config --help` to list the subcommands",
             code=Code.COMMAND_LINE,

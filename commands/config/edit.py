@@ -7,7 +7,7 @@ from functools import reduce
 
 from headway.commands.config.check import assignments, launch_problems
 from headway.commands.flags import Parser
-from headway.errors import Code, ConfigError, Problem, did_you_mean
+from headway.errors import Code, ConfigError, Problem, suggestion
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import masked_value
 from headway.ipc.stderr import log
@@ -91,8 +91,7 @@ def _without(text: str, keys: Sequence[str]) -> str:
 
 
 def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
-    close = did_you_mean(key, present)
-    what = f"{key!r} is not set in the profile" + (f"; did you mean {close!r}?" if close else "")
+    what = f"{key!r} is not set in the profile{suggestion(key, present)}"
     if key == "version":
         what = "version cannot be removed"
     fix = "run `headway config show --origin` to see where each value comes from"

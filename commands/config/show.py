@@ -11,6 +11,7 @@ from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.ipc.origin import Layer
+from headway.ipc.paths import user_folder
 from headway.ipc.secrets import masked_value
 from headway.ipc.stderr import log
 from headway.ipc.stderr import shown as printable
@@ -26,7 +27,6 @@ from headway.settings.profile_files import (
     find_project_profile,
     profile_names,
     shown,
-    user_folder,
 )
 from headway.settings.resolve import parse_layers, resolve
 from headway.settings.setting import as_words
@@ -101,7 +101,7 @@ def list_profiles(argv: Sequence[str]) -> int:
     parser = Parser("config list", "List your profiles and the project's; * marks those in use.")
     parser.parse_flags(argv)
     chosen = choose_profile()
-    folder = user_folder()
+    folder = user_folder("config")
     rows = [(name, os.path.join(folder, f"{name}.yaml")) for name in profile_names(folder)]
     if chosen.path not in [path for _, path in rows]:
         rows.append((chosen.name, chosen.path))

@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, require_multiple
 from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
 from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
+from headway.data.division import samples_in
 from headway.data.loader import skip_first_batches as skip_first_batches
 from headway.data.script_loaders import SkipBatchSampler, changed, source_of
 from headway.data.workers import starting_workers, with_shielded_workers
@@ -125,7 +126,7 @@ class DataLoaderShard(TrainingLoader):
                     global_batch, state = self._last(global_batch), self._position()
                 self._state, given = state, given + 1
                 if given > self.skip_batches:
-                    progress.begin_forward(_samples_in(batch))
+                    progress.begin_forward(samples_in(batch))
                     loop.begin_batch(global_batch, is_last=self.end_of_dataloader)
                     yield batch
                     progress.clock.enter(DATA)
@@ -444,8 +445,3 @@ def _stateful_class() -> Any:
             code=Code.NOT_INSTALLED,
         ) from None
     return StatefulDataLoader
-
-
-def _samples_in(batch: Any) -> int:
-    tensors = (t for t in nested.leaves(batch) if isinstance(t, torch.Tensor) and t.ndim)
-    return next(map(len, tensors), 0)

@@ -163,7 +163,7 @@ class _PatchingLoader(Loader):
             return
         for name, value in [*vars(module).items()]:
             if not name.startswith("_") and not isinstance(value, ModuleType):
-                setattr(module, name, _headway_value(self._module, name, value))
+                setattr(module, name, getattr(_compat(self._module), name, value))
 
     def __getattr__(self, name: str) -> Any:  # get_source() and others, for tracebacks
         return getattr(self._own, name)
@@ -192,7 +192,7 @@ class _Runtime(Loader):
     def _value(self, name: str, asked: str) -> Any:
         if is_module(f"{self._module}.{name}".removeprefix(".")):
             return import_module(f"{asked}.{name}")
-        value = _headway_value(self._module, name, _ABSENT)
+        value = getattr(_compat(self._module), name, _ABSENT)
         if value is not _ABSENT:
             return value
         feature = feature_of_name(self._module, name)
@@ -204,7 +204,3 @@ _ABSENT = object()
 
 def _compat(module: str) -> ModuleType:
     return import_module(joined(COMPAT, module))
-
-
-def _headway_value(module: str, name: str, otherwise: Any) -> Any:
-    return getattr(_compat(module), name, otherwise)

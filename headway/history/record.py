@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.errors import Code, ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, suggestion
 from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
@@ -295,8 +295,7 @@ def find(word: str | None) -> RunRecord:
         return read_record(os.path.join(folder, meant[0]))
     what = f"{word!r} matches {len(meant)} runs; the newest are {', '.join(meant[-5:])}"
     if not meant:
-        close = did_you_mean(word, names)
-        what = f"unknown run {word!r}" + (f"; did you mean {close!r}?" if close else "")
+        what = f"unknown run {word!r}{suggestion(word, names)}"
     raise ConfigError(what, where="the command line", fix=_FIX, code=Code.NO_RUN)
 
 

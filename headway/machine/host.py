@@ -80,7 +80,6 @@ def _linux(source: Source) -> dict[str, Fact]:
     logical = len(re.findall(r"^processor\s*:", processors, re.MULTILINE))
     memory = memory_facts(source)
     nodes = [name for name in source.names_in("sys/devices/system/node") if name[4:].isdecimal()]
-    shm = source.disk_space("dev/shm")
     return {
         "os": (release[1] if release else "Linux", "/etc/os-release"),
         "kernel": (source.read("proc/sys/kernel/osrelease").strip(), "/proc/sys/kernel"),
@@ -91,7 +90,7 @@ def _linux(source: Source) -> dict[str, Fact]:
         "numa_nodes": _fact(len(nodes), "/sys/devices/system/node"),
         "memory_bytes": _fact(memory.get("MemTotal"), "/proc/meminfo"),
         "memory_limit_bytes": _fact(memory_limit(source), "the cgroup", "not limited by a cgroup"),
-        "shm_bytes": _fact(shm and shm[0], "/dev/shm", "/dev/shm does not exist"),
+        "shm_bytes": _fact(source.disk_size("dev/shm"), "/dev/shm", "/dev/shm does not exist"),
         "interfaces": (tuple(source.names_in("sys/class/net")), "/sys/class/net"),
         "infiniband": (tuple(source.names_in("sys/class/infiniband")), "/sys/class/infiniband"),
     }

@@ -85,13 +85,12 @@ class Source:
             raise OSError(last[-1])
         return str(output)
 
-    def disk_space(self, path: str) -> tuple[int, int] | None:
-        """Return the size and free space of the file system at `path` in bytes."""
-        try:
+    def disk_size(self, path: str) -> int | None:
+        """Return the size of the file system at `path` in bytes; None if it does not exist."""
+        with suppress(OSError):
             there = os.statvfs(os.path.join(self.root, path))
-        except OSError:
-            return None
-        return there.f_frsize * there.f_blocks, there.f_frsize * there.f_bavail
+            return there.f_frsize * there.f_blocks
+        return None
 
     def limit(self, name: str) -> int:
         """Return this process's soft limit RLIMIT_<name>; -1 if unlimited."""

@@ -135,8 +135,7 @@ def _note(found: dict[T, Lines], name: T, line: int) -> None:
 
 
 def shown(module: str, name: str) -> str:
-    whole = joined(ORIGINAL, module)
-    return f"{whole}.{name}" if name else whole
+    return joined(joined(ORIGINAL, module), name)
 
 
 def imports_original(node: ast.Import | ast.ImportFrom, alias: ast.alias | None = None) -> bool:
@@ -252,28 +251,13 @@ class Finding(NamedTuple):
 
 
 class ApiDifference(NamedTuple):
-    name: str
+    names: tuple[str, ...]
     how: str  # the visible difference
     why: str  # the reason, or what to change
 
 
-_CLIP = (
-    "gradients are not clipped during accumulation; Accelerate clips each partial sum",
-    "the norm of a partial sum is not the norm of the gradient",
-)
-_HALVES = (
-    "each attempt halves the batch size; Accelerate multiplies it by 0.9",
-    "finds a batch size in fewer attempts",
-)
-
-_DISPATCHED = (
-    "with dispatch_batches=True, each rank collates its own samples; Accelerate collates on rank 0"
-    " and slices the batches",
-    "supports batches of any shape",
-)
-
 SCHEDULE_STEPS = ApiDifference(
-    "Accelerator.prepare",
+    ("Accelerator.prepare",),
     "an LR scheduler steps once per optimizer step; in Accelerate, it steps once per rank",
     "set its length in optimizer steps: len(loader) after prepare, without a factor"
     " of num_processes; or run `headway adopt --compat`",
@@ -281,47 +265,55 @@ SCHEDULE_STEPS = ApiDifference(
 DIFFERENCES = (
     SCHEDULE_STEPS,
     ApiDifference(
-        "Accelerator.prepare",
+        ("Accelerator.prepare",),
         "the samples of an incomplete last round are distributed over the ranks; Accelerate pads"
         " the round with repeated samples",
         "fewer repeated samples in the last step of an epoch",
     ),
     ApiDifference(
-        "Accelerator.reduce",
+        ("Accelerator.reduce",),
         "reduction='none' keeps each rank's values; Accelerate sums them. scale is applied;"
         " Accelerate applies it only on TPUs",
         "the arguments behave as documented",
     ),
-    ApiDifference("accelerate.find_executable_batch_size", *_HALVES),
-    ApiDifference("accelerate.utils.find_executable_batch_size", *_HALVES),
     ApiDifference(
-        "Accelerator.load_state",
+        ("accelerate.find_executable_batch_size", "accelerate.utils.find_executable_batch_size"),
+        "each attempt halves the batch size; Accelerate multiplies it by 0.9",
+        "finds a batch size in fewer attempts",
+    ),
+    ApiDifference(
+        ("Accelerator.load_state",),
         "a loader resumes within its epoch; in Accelerate it restarts the epoch",
         "remove code that skips batches, except skip_first_batches()",
     ),
     ApiDifference(
-        "Accelerator.prepare",
+        ("Accelerator.prepare",),
         "each rank reads the whole IterableDataset and keeps its shard; in Accelerate only rank 0"
         " reads it",
         "pass DataLoaderConfiguration(dispatch_batches=True) to read only on rank 0",
     ),
     ApiDifference(
-        "Accelerator.prepare",
+        ("Accelerator.prepare",),
         "an LR scheduler whose optimizer is not prepared raises an error; in Accelerate it follows"
         " all prepared optimizers",
         "prepare the optimizer of each LR scheduler",
     ),
     ApiDifference(
-        "Accelerator(split_batches=)",
+        ("Accelerator(split_batches=)",),
         "each batch is split over the ranks; in Accelerate the argument has no effect",
         "remove it to keep the batch size per rank",
     ),
-    *(
-        ApiDifference(f"accelerate.{name}", *_DISPATCHED)
-        for name in ("DataLoaderConfiguration", "utils.DataLoaderConfiguration")
+    ApiDifference(
+        ("accelerate.DataLoaderConfiguration", "accelerate.utils.DataLoaderConfiguration"),
+        "with dispatch_batches=True, each rank collates its own samples; Accelerate collates on"
+        " rank 0 and slices the batches",
+        "supports batches of any shape",
     ),
-    ApiDifference("Accelerator.clip_grad_norm_", *_CLIP),
-    ApiDifference("Accelerator.clip_grad_value_", *_CLIP),
+    ApiDifference(
+        ("Accelerator.clip_grad_norm_", "Accelerator.clip_grad_value_"),
+        "gradients are not clipped during accumulation; Accelerate clips each partial sum",
+        "the norm of a partial sum is not the norm of the gradient",
+    ),
 )
 
 
@@ -336,7 +328,7 @@ def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
     rows = []
     for row in (*_names(script), *_members(script)):
         known = () if only_compat or row.status == MISSING else DIFFERENCES
-        found = [difference for difference in known if difference.name == row.name]
+        found = [difference for difference in known if row.name in difference.names]
         for d in found:
             lines = {*row.lines, *(script.schedules if d is SCHEDULE_STEPS else ())}
             rows.append(Finding(row.name, sorted(lines), DIFFERS, d.how, d.why))
@@ -368,7 +360,7 @@ def _members(script: Script) -> list[Finding]:
     from headway.training.arguments import UNSUPPORTED  # imports torch
 
     accepted = signature(getattr(import_module(COMPAT), ACCELERATOR)).parameters
-    differ = {difference.name for difference in DIFFERENCES}
+    differ = {name for difference in DIFFERENCES for name in difference.names}
     rows = []
     for name, lines in script.attributes.items():
         member, feature = f"{ACCELERATOR}.{name}", feature_of_member(name)

@@ -162,30 +162,19 @@ def _machine_problems(settings: Settings) -> Iterator[Problem]:
 
 def _variable_problems(settings: Settings) -> Iterator[Problem]:
     for name in settings.env:
+        code, names, note = Code.VARIABLE_OF_LAUNCHER, [f"env.{name}"], ""
         if name in _VARIABLES:
-            yield from _problem(
-                settings,
-                Code.VARIABLE_OF_LAUNCHER,
-                f"env sets {name}, which this launch has already read",
-                [removal(settings, f"env.{name}", "and set it in the shell, or pass a flag")],
-                [f"env.{name}"],
-            )
-        if name in RANK_VARIABLES or name == RUN_VARIABLE:
-            yield from _problem(
-                settings,
-                Code.VARIABLE_OF_LAUNCHER,
-                f"env sets {name}, which the launcher sets for each process",
-                [removal(settings, f"env.{name}")],
-                [f"env.{name}"],
-            )
-        if name in SETTING_OF:
-            yield from _problem(
-                settings,
-                Code.VARIABLE_OF_SETTING,
-                f"env sets {name}, which Headway derives from the setting {SETTING_OF[name]}",
-                [removal(settings, f"env.{name}", f"and set {SETTING_OF[name]} instead")],
-                [f"env.{name}", SETTING_OF[name]],
-            )
+            why, note = "this launch has already read", "and set it in the shell, or pass a flag"
+        elif name in RANK_VARIABLES or name == RUN_VARIABLE:
+            why = "the launcher sets for each process"
+        elif name in SETTING_OF:
+            code, names = Code.VARIABLE_OF_SETTING, [*names, SETTING_OF[name]]
+            why = f"Headway derives from the setting {SETTING_OF[name]}"
+            note = f"and set {SETTING_OF[name]} instead"
+        else:
+            continue
+        fix = removal(settings, f"env.{name}", note)
+        yield from _problem(settings, code, f"env sets {name}, which {why}", [fix], names)
     if "OMP_NUM_THREADS" in settings.env and settings.are_user_set("threads_per_process"):
         yield from _problem(
             settings,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.errors import Code, ConfigError, did_you_mean
+from headway.errors import Code, ConfigError, suggestion
 from headway.ipc import paths
 
 VARIABLE = "HEADWAY_PROFILE"
@@ -28,10 +28,9 @@ class ProfileChoice(NamedTuple):
     def must_exist(self) -> None:
         if not exists(self.path):
             folder = os.path.dirname(self.path)
-            close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
+            names = [] if is_path(self.name) else profile_names(folder)
             raise ConfigError(
-                f"profile {self.name!r} does not exist"
-                + (f"; did you mean {close!r}?" if close else ""),
+                f"profile {self.name!r} does not exist{suggestion(self.name, names)}",
                 where=self.chosen_by or shown(self.path),
                 fix="`headway config list` shows all profiles; "
                 f"`headway config --profile {self.name}` creates this one",
@@ -61,7 +60,8 @@ def choose_profile(
             fix=f"use letters, digits, '-', '_' and '.', or a path to a YAML file{way_out}",
             code=Code.BAD_VALUE,
         )
-    return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
+    path = os.path.join(paths.user_folder("config", environ), f"{name}.yaml")
+    return ProfileChoice(name, path, chosen_by)
 
 
 def trusted_profile(
@@ -90,11 +90,6 @@ def profile_names(folder: str) -> list[str]:
         return []
     stems = (file.removesuffix(".yaml") for file in files if file.endswith(".yaml"))
     return sorted(stem for stem in stems if _is_name(stem))
-
-
-def user_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder of this user's profiles, which may not exist."""
-    return paths.user_folder("config", environ)
 
 
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:

@@ -381,11 +381,7 @@ TABLE: Mapping[str, Setting[Any]] = {
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "device": ("device", "devices"),
     "ranks on this machine": (
-        "num_processes",
-        "threads_per_process",
-        "numa_binding",
-        "start_method",
-        "env",
+        *("num_processes", "threads_per_process", "numa_binding", "start_method", "env"),
     ),
     "training": (
         *("mixed_precision", "gradient_accumulation_steps", "resume", "replace_accelerate"),

@@ -142,6 +142,7 @@ class Hang(NamedTuple):
     after_s: int
     aftermath: str = ""  # a clause that names the killed ranks
     world_size: int = 0  # larger than `statuses` on multi-node runs
+    exit_code: int = EXIT_CODE
 
     @property
     def cause(self) -> str:
@@ -162,10 +163,6 @@ class Hang(NamedTuple):
             if calls and calls != phases:
                 what = f"call accelerator.{min(calls)} there on all ranks, or on none"
         return f"{what}; if the script is only slow, raise --hang-timeout"
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODE
 
     @property
     def details(self) -> str:

@@ -106,27 +106,12 @@ class RunSocket:
 
 def list_runs() -> list[ActiveRun]:
     """Return this user's active runs on this machine, oldest first."""
-    runs = [run for address in _list_addresses() if (run := _run_at(address))]
-    return sorted(runs, key=lambda run: run.began_at)
+    return [run for run, _ in _ask_all({})]
 
 
-def _run_at(address: str) -> ActiveRun | None:
-    """Return the run at this address, or None if its launcher does not answer."""
-    try:
-        return _send_request(address, {}, _TIMEOUT_S)[0]
-    except _NoAnswer as no_answer:
-        return _suspended_run(*no_answer.args)
-
-
-def _suspended_run(pid: int) -> ActiveRun | None:
-    """Return the run of an unresponsive launcher if the launcher is suspended, otherwise None."""
-    if not read_state(pid).is_stopped:
-        return None
-    return ActiveRun(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
-
-
-class _NoAnswer(Exception):
-    """Raised if a launcher of this user does not answer; the argument is its pid."""
+def request_stats() -> list[tuple[ActiveRun, dict[str, Any]]]:
+    """Return this user's active runs on this machine with their statistics, oldest first."""
+    return [(run, answer.get("stats", _NO_STATS)) for run, answer in _ask_all({"stats": "all"})]
 
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
@@ -135,7 +120,7 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
     Raises TimeoutError if the launcher does not answer within `timeout_s`.
     """
     for address in _list_addresses():
-        run = _run_at(address)
+        run, _ = _ask(address, {})
         if run is not None and run.pid == pid:
             try:
                 return _send_request(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
@@ -144,17 +129,29 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
     return None
 
 
-def request_stats() -> list[tuple[ActiveRun, dict[str, Any]]]:
-    """Return this user's active runs on this machine with their statistics, oldest first."""
-    answers = []
-    for address in _list_addresses():
-        try:
-            run, answer = _send_request(address, {"stats": "all"}, _TIMEOUT_S)
-        except _NoAnswer as no_answer:
-            run, answer = _suspended_run(*no_answer.args), {"stats": _NO_STATS}
-        if run is not None:
-            answers.append((run, answer["stats"]))
-    return sorted(answers, key=lambda found: found[0].began_at)
+def _ask_all(request: dict[str, Any]) -> list[tuple[ActiveRun, dict[str, Any]]]:
+    answers = [_ask(address, request) for address in _list_addresses()]
+    found = [(run, answer) for run, answer in answers if run is not None]
+    return sorted(found, key=lambda pair: pair[0].began_at)
+
+
+class _NoAnswer(Exception):
+    """Raised if a launcher of this user does not answer; the argument is its pid."""
+
+
+def _ask(address: str, request: dict[str, Any]) -> tuple[ActiveRun | None, dict[str, Any]]:
+    """Return the run at this address and its launcher's answer, which is {} if it is suspended.
+
+    The run is None if the launcher has exited or does not answer.
+    """
+    try:
+        return _send_request(address, request, _TIMEOUT_S)
+    except _NoAnswer as no_answer:
+        (pid,) = no_answer.args
+    if not read_state(pid).is_stopped:
+        return None, {}
+    began_at = os.stat(f"/proc/{pid}").st_ctime
+    return ActiveRun(pid, "", 0, 0, 1, began_at, is_suspended=True), {}
 
 
 def _send_request(

@@ -85,15 +85,8 @@ def describe_crash(lines: Sequence[str]) -> list[str]:
 
 
 def parse_traceback(text: str) -> Stack:
-    return tuple(frame for line in text.splitlines() if (frame := _frame(line)) is not None)
-
-
-def _frame(line: str) -> Frame | None:
-    match = _FRAME.match(line)
-    if match is None:
-        return None
-    file, number, function = match.groups()
-    return Frame(file, int(number), function)
+    found = filter(None, map(_FRAME.match, text.splitlines()))
+    return tuple(Frame(call["file"], int(call["line"]), call["function"]) for call in found)
 
 
 def _is_before_script(frame: Frame) -> bool:

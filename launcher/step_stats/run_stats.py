@@ -48,9 +48,8 @@ class RankRow(NamedTuple):
 class _Rank:
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.recent: deque[StepStats] = deque(
-            maxlen=_MAX_RECORDS
-        )  # of the last `_WINDOW_S` seconds
+        # of the last `_WINDOW_S` seconds
+        self.recent: deque[StepStats] = deque(maxlen=_MAX_RECORDS)
         self.pending: deque[StepStats] = deque(maxlen=_MAX_RECORDS)
         self.recorded_at = 0.0
 
@@ -86,7 +85,8 @@ class RunStats:
         self._lost: set[int] = set()  # machines whose connection is lost
         self._ranks: dict[int, _Rank] = {}
         self._intervals: deque[dict[int, Times]] = deque(maxlen=_NUM_INTERVALS)
-        self._slow: SlowRank | None = None
+        self.slowest: SlowRank | None = None
+        """The rank that delayed all other ranks in the last intervals, if any."""
         self._last_report: object = None  # the subject of the last sentence
         self._lock = threading.RLock()
 
@@ -96,7 +96,7 @@ class RunStats:
             self._machine, self.hosts = machine, {machine: socket.gethostname()}
             self._ranks.clear()
             self._intervals.clear()
-            self._slow = None
+            self.slowest = None
             self._lost.clear()
             self._num_ranks = num_ranks
 
@@ -129,7 +129,7 @@ class RunStats:
         with self._lock:
             self._lost.add(machine)
             self._intervals.clear()
-            self._slow = None  # the slow rank may have been on that machine
+            self.slowest = None  # the slow rank may have been on that machine
 
     def _analyze(self) -> None:
         """Analyze the pending records once all ranks have reported a whole interval."""
@@ -142,7 +142,7 @@ class RunStats:
             known.pending.clear()
         if len(self._intervals) < _NUM_INTERVALS:
             return
-        self._slow = slow = find_persistent_slow_rank([*self._intervals])
+        self.slowest = slow = find_persistent_slow_rank([*self._intervals])
         about: object = "data"
         if slow is not None:
             about, sentence = (slow.rank, slow.cause), self.describe_slowest()
@@ -152,15 +152,10 @@ class RunStats:
             self._last_report = about
             self.report(sentence)
 
-    @property
-    def slowest(self) -> SlowRank | None:
-        """The rank that delayed all other ranks in the last intervals, if any."""
-        return self._slow
-
     def describe_slowest(self) -> str:
         """Return a sentence about the slow rank, or an empty string."""
         with self._lock:
-            slow = self._slow
+            slow = self.slowest
             if slow is None:
                 return ""
             host = self.hosts.get(self._ranks[slow.rank].machine, "")
@@ -224,7 +219,7 @@ class RunStats:
         lost = sorted({row.host or str(row.machine) for row in rows if row.is_lost})
         if lost:
             parts.append(f"lost: {', '.join(lost)}")
-        slow = self._slow
+        slow = self.slowest
         if slow is not None:
             cause = f", {slow.cause}" if slow.cause else ""
             parts.append(f"slowest: rank {slow.rank} (+{slow.cost_s * 1e3:.0f} ms{cause})")
@@ -247,7 +242,7 @@ class RunStats:
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
         """Return the statistics for `headway top`."""
-        slow, rows = self._slow, self.rows()
+        slow, rows = self.slowest, self.rows()
         found = slow and {
             "rank": slow.rank,
             "machine": next((row.machine for row in rows if row.rank == slow.rank), 0),

@@ -121,10 +121,8 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
 
 def find_persistent_slow_rank(intervals: Sequence[Mapping[int, Times]]) -> SlowRank | None:
     """Return the rank that delays all other ranks in every interval, or None if there is none."""
-    found = [find_slow_rank(interval) for interval in intervals]
-    if not found or any(item is None for item in found):
-        return None
-    if len({item.rank for item in found if item is not None}) > 1:
+    ranks = {slow and slow.rank for slow in map(find_slow_rank, intervals)}
+    if len(ranks) != 1 or None in ranks:
         return None
     return find_slow_rank(mean_times(intervals))
 

@@ -9,7 +9,6 @@ sysctl and nvidia-smi, as no such machine was at hand.
 from __future__ import annotations
 
 import json
-import posixpath
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,9 +73,9 @@ class Recorded(Source):
                 return self.recording.tools[name]
         raise FileNotFoundError(2, "No such file or directory", words[0])
 
-    def disk_space(self, path: str) -> tuple[int, int] | None:
-        is_there = posixpath.normpath(path) == "dev/shm" and self.platform == "linux"
-        return (self.recording.shm, self.recording.shm) if is_there else None
+    def disk_size(self, path: str) -> int | None:
+        is_there = path == "dev/shm" and self.platform == "linux"
+        return self.recording.shm if is_there else None
 
     def limit(self, name: str) -> int:
         return self.recording.limits[name]

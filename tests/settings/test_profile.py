@@ -11,10 +11,11 @@ import pytest
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc.origin import Layer
+from headway.ipc.paths import user_folder
 from headway.machine.facts import Machine
 from headway.settings.layers import profile_layers
 from headway.settings.profile import read_profile
-from headway.settings.profile_files import MAX_BYTES, choose_profile, user_folder
+from headway.settings.profile_files import MAX_BYTES, choose_profile
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 
@@ -109,7 +110,7 @@ def test_all_duplicates_and_missing_values_are_named_at_once_with_their_lines() 
 def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Path(user_folder())
+    folder = Path(user_folder("config"))
     folder.mkdir(parents=True)
     (folder / "default.yaml").write_text("max_restarts: 3\n")
     folder.chmod(0o000)
@@ -147,7 +148,7 @@ def test_the_flag_beats_the_variable() -> None:
     assert choose_profile(None, {}).name == "default"
     assert choose_profile(None, {"HEADWAY_PROFILE": "gpu4"}).chosen_by.endswith("HEADWAY_PROFILE")
     chosen = choose_profile("gpu8", {"HEADWAY_PROFILE": "gpu4"})
-    assert chosen.path == os.path.join(user_folder(), "gpu8.yaml")
+    assert chosen.path == os.path.join(user_folder("config"), "gpu8.yaml")
 
 
 @pytest.mark.parametrize("path", ["./a/b.yaml", "b.yaml", "~/b.yml", "/etc/b"])
@@ -162,8 +163,8 @@ def test_what_cannot_be_a_name_is_refused_with_its_origin(name: str) -> None:
 
 
 def test_a_profile_that_was_named_must_exist() -> None:
-    Path(user_folder()).mkdir(parents=True)
-    (Path(user_folder()) / "gpu8.yaml").write_text("device: cuda\n")
+    Path(user_folder("config")).mkdir(parents=True)
+    (Path(user_folder("config")) / "gpu8.yaml").write_text("device: cuda\n")
     with pytest.raises(ConfigError, match=r"profile 'gpu4' does not exist; did you mean 'gpu8'\?"):
         profile_layers({}, profile="gpu4")
     with pytest.raises(ConfigError, match=r"profile '\./gpu4.yaml'"):

@@ -10,8 +10,9 @@ import pytest
 
 from headway.commands.main import main
 from headway.errors import ConfigError
+from headway.ipc.paths import user_folder
 from headway.settings.layers import profile_layers
-from headway.settings.profile_files import find_project_profile, user_folder
+from headway.settings.profile_files import find_project_profile
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes of POSIX")
 
@@ -27,7 +28,7 @@ def written(own_surroundings: None) -> None:
 
 
 def user_profile() -> Path:
-    path = Path(user_folder(), "default.yaml")
+    path = Path(user_folder("config"), "default.yaml")
     path.parent.mkdir(parents=True)
     PROJECT.rename(path)
     return path

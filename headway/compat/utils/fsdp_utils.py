@@ -11,7 +11,9 @@ import os
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.modules.module import _IncompatibleKeys
 
 from headway.compat.forwarding import forward
 from headway.distributed.call_barrier import call_barrier
@@ -24,13 +26,6 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = forward(__name__)
 
 Folder = str | os.PathLike[str]
-
-
-class LoadResult(NamedTuple):
-    """Missing and unexpected keys, as returned by `load_state_dict`."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 def save_fsdp_model(
@@ -70,8 +65,10 @@ def load_fsdp_model(
     input_dir: Folder,
     model_index: int = 0,
     adapter_only: bool = False,
-) -> LoadResult:
+) -> _IncompatibleKeys:
     """Load weights saved by `save_fsdp_model`; must be called on every rank.
+
+    Returns the missing and unexpected keys, as `torch.nn.Module.load_state_dict` does.
 
     Raises:
         CheckpointError: The checkpoint is missing, damaged or incompatible; the model is unchanged.
@@ -84,7 +81,7 @@ def load_fsdp_model(
     folder = _named(input_dir, f"pytorch_model_fsdp_{model_index}")
     checkpoint = _load(training, folder, [inner], [], strict=not is_part)
     saved, live = checkpoint.shared["models"][0].keys(), inner.state_dict().keys()
-    return LoadResult([*(live - saved)], [*(saved - live)])
+    return _IncompatibleKeys([*(live - saved)], [*(saved - live)])
 
 
 def save_fsdp_optimizer(

@@ -44,8 +44,8 @@ def ours() -> list[ActiveRun]:
 
 def own_address() -> str:
     """Return the address of the run of this test; others of the same user may be ending."""
-    addresses = {run_socket._run_at(address): address for address in run_socket._list_addresses()}
-    return next(number for run, number in addresses.items() if run and run.pid == os.getpid())
+    runs = ((address, run_socket._ask(address, {})[0]) for address in run_socket._list_addresses())
+    return next(address for address, run in runs if run and run.pid == os.getpid())
 
 
 @pytest.fixture(params=[True, False], ids=["abstract", "folder"])
