@@ -24,58 +24,49 @@ def notes(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def _without_effect(plan: LaunchPlan) -> Iterator[str]:
-    settings, absent = plan.settings, _absent_parts(plan)
-    where = {name: absent.get(row.applies_to, "") for name, row in TABLE.items()}
-    for names, place, applies in _NO_EFFECT_RULES:
-        if applies(plan):
-            where |= {name: where[name] or place for name in names}
-    for name, place in where.items():
-        if place and (settings.origin(name).is_for_this_launch or name in ("devices", "strategy")):
-            yield f"{name} has no effect {place} ({settings.origin(name)})"
-
-
-def _absent_parts(plan: LaunchPlan) -> dict[Scope | None, str]:
-    """Return the scopes of settings that have no effect in this launch, each with the reason."""
-    settings = plan.settings
-    kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
+    settings, kind = plan.settings, kind_of(plan.settings.device)
+    shards = settings.strategy in SHARDED
+    is_sharded = shards and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
     is_moved = not kind.is_numbered and settings.is_overridden("devices", "device")
-    absent: dict[Scope | None, tuple[bool, str]] = {
-        "launcher": (plan.supervised is None, "with one process and without --supervise"),
-        "machines": (plan.is_one_machine, "on one machine"),
-        "gpus": (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
-        "ranks": (
-            settings.strategy in SHARDED and plan.is_alone,
-            "with one process: the model is not sharded",
-        ),
-        "hsdp": (
+    is_debugged = plan.supervised is not None and settings.debug_rank is not None
+    conditions: tuple[tuple[Iterable[str], bool, str], ...] = (
+        (_of("launcher"), plan.supervised is None, "with one process and without --supervise"),
+        (_of("machines"), plan.is_one_machine, "on one machine"),
+        (_of("gpus"), is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
+        (_of("ranks"), shards and plan.is_alone, "with one process: the model is not sharded"),
+        (
+            _of("hsdp"),
             settings.strategy != HSDP or plan.is_alone,
             "without strategy hsdp and several processes",
         ),
-        "shards": (not is_sharded, "where the model is not sharded"),
-        "blocks": (
+        (_of("shards"), not is_sharded, "where the model is not sharded"),
+        (
+            _of("blocks"),
             not (is_sharded or recomputes),
             "without sharding or activation_checkpointing",
         ),
-    }
-    return {scope: place for scope, (is_absent, place) in absent.items() if is_absent}
+        (("restart_delay",), settings.max_restarts == 0, "without max_restarts"),
+        (("ranks", "output", "status", "hang_timeout"), is_debugged, "with debug_rank"),
+        (("status",), settings.output == RAW, f"with output {RAW}"),
+        (
+            ("start_method", "replace_accelerate"),
+            plan.program.kind == "program",
+            "with --no-python",
+        ),
+    )
+    where: dict[str, str] = {}  # the first condition for each setting
+    for names, is_met, condition in conditions:
+        if is_met:
+            where = dict.fromkeys(names, condition) | where
+    for name in filter(where.get, TABLE):
+        origin = settings.origin(name)
+        if origin.is_for_this_launch or name in ("devices", "strategy"):
+            yield f"{name} has no effect {where[name]} ({origin})"
 
 
-_NO_EFFECT_RULES: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] = (
-    (("restart_delay",), "without max_restarts", lambda plan: plan.settings.max_restarts == 0),
-    (
-        ("ranks", "output", "status", "hang_timeout"),
-        "with debug_rank",
-        lambda plan: plan.supervised is not None and plan.settings.debug_rank is not None,
-    ),
-    (("status",), f"with output {RAW}", lambda plan: plan.settings.output == RAW),
-    (
-        ("start_method", "replace_accelerate"),
-        "with --no-python",
-        lambda plan: plan.program.kind == "program",
-    ),
-)
-"""Settings that another setting makes ineffective, each with the printed condition and its test."""
+def _of(scope: Scope) -> list[str]:
+    return [name for name, row in TABLE.items() if row.applies_to == scope]
 
 
 def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:

@@ -83,8 +83,10 @@ def summary(plan: LaunchPlan) -> str:
     processes = counted(settings.num_processes, "process", "processes")
     of = partial(_variable_of, settings)
     parts = [f"{processes}{of('num_processes')} on {settings.device}{of('device')}"]
-    if settings.num_machines > 1:
-        parts.append(place_of(settings) + of("num_machines"))
+    machines, rank = settings.num_machines, settings.machine_rank
+    if machines > 1:
+        place = f"one of {machines} machines" if rank is None else f"machine {rank} of {machines}"
+        parts.append(place + of("num_machines"))
     if plan.task is not None:
         parts.append(f"rank {plan.task.rank} of {plan.task.world_size}")
     precision = "fp32" if settings.mixed_precision == "no" else settings.mixed_precision
@@ -107,12 +109,6 @@ def _variable_of(settings: Settings, name: str) -> str:
     """Return, in parentheses, the name of another program's variable if the value came from one."""
     variable = settings.origin(name).variable
     return f" ({variable})" if variable and not variable.startswith(VARIABLE_PREFIX) else ""
-
-
-def place_of(settings: Settings) -> str:
-    if settings.machine_rank is None:
-        return f"one of {settings.num_machines} machines"
-    return f"machine {settings.machine_rank} of {settings.num_machines}"
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -138,7 +138,7 @@ class Agent(LocalElasticAgent):
         self.output = output
         self.watch = watch
         self._stats = stats
-        self._ranks: RankProcesses | None = None
+        self.ranks = self._processes({})  # of the last attempt; empty before the first attempt
         settings = plan.settings
         self._restarts = RestartBackoff(settings.restart_delay, is_one_machine=plan.is_one_machine)
         self._repeats = RepeatDetector(self._project, settings.restart_anyway == YES)
@@ -154,12 +154,7 @@ class Agent(LocalElasticAgent):
     @property
     def exits(self) -> list[RankExit]:
         """The exits of the last attempt's ranks, in the order in which they exited."""
-        return list(self._ranks.exits.values()) if self._ranks else []
-
-    @property
-    def failure_during_stop(self) -> Failed | None:
-        """A failure on another machine, reported while the ranks here were saving before a stop."""
-        return self._ranks.failure_during_stop if self._ranks else None
+        return list(self.ranks.exits.values())
 
     @property
     def is_reported_by_machine_0(self) -> bool:
@@ -167,32 +162,23 @@ class Agent(LocalElasticAgent):
         is_other = self.handler.machine > 0 and not self.handler.has_lost_machine_0
         return is_other and self.plan.settings.cluster in WITH_ONE_OUTPUT
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._ranks is not None and self._ranks.is_stopping
-
-    def defer_stop(self, stop: SignalException) -> bool:
-        """Raise `stop` once a starting rank is registered; return False if no rank is starting."""
-        return self._ranks is not None and self._ranks.defer_stop(stop)
-
     def end_grace_period(self) -> None:
         """End the grace period of the ranks that are being stopped; thread-safe."""
         self.is_cut_short = True
-        if self._ranks:
-            self._ranks.end_grace_period()
+        self.ranks.end_grace_period()
 
     def forward_interrupt(self) -> bool:
         """Forward Ctrl-C to the debugged rank; return False if it should stop the run instead.
 
         A second Ctrl-C within 1 s stops the run, without a grace period.
         """
-        if self._ranks is None or self.plan.settings.debug_rank is None:
+        if self.plan.settings.debug_rank is None:
             return False
         before, self._interrupted_at = self._interrupted_at, time.monotonic()
         if self._interrupted_at - before < DOUBLE_PRESS_S:
-            self._ranks.end_grace_period()
+            self.ranks.end_grace_period()
             return False
-        return self._ranks.interrupt_debugged()
+        return self.ranks.interrupt_debugged()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
@@ -209,8 +195,8 @@ class Agent(LocalElasticAgent):
         """Do not wait: `_monitor_workers` reports success only when all machines have succeeded."""
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch up to 2.11 passes no timeout
-        if self._ranks is not None and (self.handler.ended_by or self.handler.restart):
-            self._ranks.are_victims = True
+        if self.handler.ended_by or self.handler.restart:
+            self.ranks.are_victims = True
         try:
             super()._shutdown(*args, **kwargs)
         except SignalException:  # interrupted: the ranks must still be stopped
@@ -220,8 +206,7 @@ class Agent(LocalElasticAgent):
     def _describe_failure(self, *, silent_fails: bool = False) -> Failed | None:
         from headway.launcher.multinode.messages import MAX_DETAILS, Failed
 
-        if self._ranks is not None:
-            self._ranks.collect()
+        self.ranks.collect()
         failure = self.find_failure(silent_fails=silent_fails)
         if failure is None:
             return None
@@ -260,32 +245,36 @@ class Agent(LocalElasticAgent):
         self.watch.begin_attempt(len(envs))
         self._stats.begin_attempt(worker_group.workers[0].world_size, self.handler.machine)
         self._began_at = time.monotonic()
-        self._ranks = self._pcontext = RankProcesses(
-            self._starter,
-            envs,
-            self.output,
-            self.watch,
-            attempt,
-            reports_exit=self.plan.program.kind != "program",
-            debug_rank=settings.debug_rank,
-            grace=grace_of(settings, self._environ),
-            remote_failure=self.handler.remote_failure,
-        )
+        self.ranks = self._pcontext = self._processes(envs)
         self.pending_restart = "", ""
         try:
-            self._ranks.start()
+            self.ranks.start()
         except ServerExited:
             if self._remaining_restarts:
                 self._remaining_restarts -= 1
             elif not self.handler.restarts_after(self._describe_failure):
                 raise
             self._restart_workers(worker_group)
-        return self._ranks.pids()
+        return self.ranks.pids()
+
+    def _processes(self, envs: Mapping[int, dict[str, str]]) -> RankProcesses:
+        settings = self.plan.settings
+        return RankProcesses(
+            self._starter,
+            envs,
+            self.output,
+            self.watch,
+            self.handler.round,
+            reports_exit=self.plan.program.kind != "program",
+            debug_rank=settings.debug_rank,
+            grace=grace_of(settings, self._environ),
+            remote_failure=self.handler.remote_failure,
+        )
 
     def forward(self, number: int) -> None:
         """Forward a signal to the running ranks, or log that a user signal arrived too early."""
-        if self._ranks:
-            self._ranks.forward(number)
+        if self.ranks.envs:
+            self.ranks.forward(number)
         elif number != signal.SIGWINCH:
             signals.log_early_stop(number)
 
@@ -305,7 +294,7 @@ class Agent(LocalElasticAgent):
             memory_kills=memory_kills,
             last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
-            divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
+            divergence=explain_divergence(self.ranks.statuses),
             signals_received=self.signals_received,
             silent_fails=silent_fails,
         )

@@ -80,7 +80,8 @@ class RankProcesses(PContext):
         self._debug_rank = debug_rank
         self._grace = grace
         self._remote_failure = remote_failure
-        self.failure_during_stop: Failed | None = None  # on another machine
+        # on another machine, reported while the ranks here were saving before a stop
+        self.failure_during_stop: Failed | None = None
         self._ranks = {at: int(env["RANK"]) for at, env in envs.items()}  # by local rank
         self.local_ranks: dict[int, int] = {}  # by pid
         self.handles: dict[int, ProcessHandle] = {}  # by local rank

@@ -130,7 +130,7 @@ def supervise(
         remote_failure=handler.ended_by,
         repeats=agent.repeats(failure, is_stopped=stopped_by is not None),
         restarts=f"{agent.attempts.rows[-1].num_restarts} of {settings.max_restarts} restarts used",
-        lost_during_stop=agent.failure_during_stop,
+        lost_during_stop=agent.ranks.failure_during_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
         pending_restart=agent.pending_restart,
@@ -177,7 +177,9 @@ def _signals(agent: Agent) -> Iterator[None]:
             return
         if not agent.handler.forwards_stop:
             received.append(number)
-        is_repeated = is_stopped and agent.is_stopping  # unless other code swallowed the first one
+        is_repeated = (
+            is_stopped and agent.ranks.is_stopping
+        )  # unless other code swallowed the first one
         is_stopped = True
         ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
         agent.handler.report_stop(number, ends_grace=ends_grace)
@@ -185,7 +187,7 @@ def _signals(agent: Agent) -> Iterator[None]:
             agent.end_grace_period()
         elif not is_repeated:
             stopped = SignalException(f"stopped by signal {number}", signal.Signals(number))
-            if not agent.defer_stop(stopped):
+            if not agent.ranks.defer_stop(stopped):
                 raise stopped
 
     def forward(number: int, _: FrameType | None) -> None:

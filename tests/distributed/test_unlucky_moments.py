@@ -254,9 +254,8 @@ from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.processes.supervise import _signals
 agent = SimpleNamespace(
-    is_stopping=False,
+    ranks=SimpleNamespace(is_stopping=False, defer_stop=lambda _: False),
     forward_interrupt=lambda: False,
-    defer_stop=lambda _: False,
     end_grace_period=lambda: print("end_grace_period"),
     signals_received=set(),
     handler=SimpleNamespace(report_stop=lambda _, ends_grace: None, forwards_stop=False),
@@ -267,7 +266,7 @@ with _signals(agent):
             os.kill(os.getpid(), signal.SIGTERM)
         except SignalException:  # as a __del__ does
             print("swallowed")
-    agent.is_stopping = True
+    agent.ranks.is_stopping = True
     os.kill(os.getpid(), signal.SIGTERM)
     print("still saving")
     os.kill(os.getpid(), signal.SIGINT)
@@ -287,7 +286,7 @@ with _signals(agent):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except SignalException:
-        agent.is_stopping, agent.handler.forwards_stop = True, False
+        agent.ranks.is_stopping, agent.handler.forwards_stop = True, False
     os.kill(os.getpid(), signal.SIGINT)
     print("still saving")
     os.kill(os.getpid(), signal.SIGINT)
