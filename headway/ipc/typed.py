@@ -21,12 +21,12 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 class SchemaError(ValueError):
     """Raised if a value does not match its declared type.
 
-    `place` is the path to the value, such as gpus[0].uuid; `reason` follows `place` in the message.
+    `place` is the path to the value, such as gpus[0].uuid; the message starts with it.
     """
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place or 'it'} {reason}")
-        self.place, self.reason = place, reason
+        self.place = place
 
 
 def plain(value: Any) -> Any:

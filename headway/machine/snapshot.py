@@ -27,7 +27,7 @@ def load_machine(path: str) -> Machine:
         reason = f"cannot be read: {error.strerror}"
     except SchemaError as invalid:
         key = invalid.place
-        reason = f"is not a valid machine snapshot: {key or 'it'} {invalid.reason}"
+        reason = f"is not a valid machine snapshot: {invalid}"
     except (ValueError, RecursionError) as error:
         reason = f"is not a valid machine snapshot: {error}"
     raise ConfigError(
