@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.hooks import RemovableHandle
 
 from headway.checkpoint.folders import (
@@ -193,7 +192,11 @@ class Checkpointer:
             parts = parts_of(self.training)
             checkpoint = SavedState(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)
-            checkpoint.apply(self._models_to_load(folder, checkpoint.check_models))
+            models = self.training.inner_models
+            for hook in self._load_hooks.values():
+                hook(models, str(folder))
+            agree(lambda: checkpoint.check_models(models))
+            checkpoint.apply(models)
         self.has_state = True
         self.training.progress.step = self.training.steps_done
         project = self.project
@@ -252,16 +255,6 @@ class Checkpointer:
         saved = on_rank_0(lambda: [[*weight] for weight in weights])
         agree(require_same_names)
         return weights
-
-    def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
-        """Call the load hooks; return the models to load, after checking them on all ranks."""
-        from headway.checkpoint.saving import agree
-
-        models = self.training.inner_models
-        for hook in self._load_hooks.values():
-            hook(models, str(folder))
-        agree(lambda: check(models))
-        return models
 
     def lock_checkpoints(self, project: Path) -> bool:
         """Lock the checkpoints of `project`; on failure, log once and return False."""

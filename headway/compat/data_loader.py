@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, require_multiple
 from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
 from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
+from headway.data.batch_sources import LOOP
 from headway.data.division import samples_in
 from headway.data.loader import skip_first_batches as skip_first_batches
 from headway.data.script_loaders import SkipBatchSampler, changed, source_of
@@ -35,7 +36,6 @@ from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import DATA, SCRIPT
 from headway.state import GradientState
 
-_LOOP = "a loop over a prepared DataLoader"
 _COPIED = (  # without in_order: ranks must not reorder batches differently
     *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
@@ -106,7 +106,7 @@ class DataLoaderShard(TrainingLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress, loop, given = process_progress(), LoaderLoop(self), 0
         kinds = [rng for rng in self.rng_types if self.synchronized_generator or rng != "generator"]
-        with named_call(_LOOP):
+        with named_call(LOOP):
             synchronize_rng_states(kinds, self.synchronized_generator)
         self.end_of_dataloader, self.remainder = False, -1
         self.set_epoch(self.iteration)
@@ -294,7 +294,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             yield nested.slice_tensors(batch, mine), known
 
     def _broadcast(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
-        with named_call(_LOOP):
+        with named_call(LOOP):
             return tuple(broadcast_object_list([nested.send_to_device(sent, "cpu")])[0])
 
     def _last(self, batch: GlobalBatch) -> GlobalBatch:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import LoaderLoop, TrainingLoader
-from headway.data.batch_sources import Item, NoBatch, batch_source_for, checksum_of
+from headway.data.batch_sources import LOOP, Item, NoBatch, batch_source_for, checksum_of
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
@@ -168,7 +168,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     def _batches(self, line: str) -> Iterator[Any]:
         """Yield the batches of an iteration, which starts when the first batch is requested."""
         if self._before_iteration is not None:
-            with named_call("a loop over a prepared DataLoader"):
+            with named_call(LOOP):
                 self._before_iteration()
         epochs, run, state, stream = self.epochs, self.run, vars(self), self.epochs.stream
         if epochs.skip_empty():
@@ -280,11 +280,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     def _report_dropped(self) -> None:
         """Log that `drop_last` drops all batches, although a single process would have some."""
         drops = any(getattr(source, "drop_last", False) for source in self._sources)
-        length, num_ranks, total = (
-            len_of(self._data),
-            self._division.num_ranks,
-            self.total_batch_size,
-        )
+        length, num_ranks = len_of(self._data), self._division.num_ranks
+        total = self.total_batch_size
         if drops and num_ranks > 1 and total and length != 0:
             own = "" if length is None or self.data_shards else f"{length} "
             self.run.report(_DROPPED.format(own, total, total // num_ranks, num_ranks))
@@ -508,7 +505,7 @@ def _wrap_set_epoch(source: Any, epochs: Epochs) -> Any:
 
 
 def _broadcast_states(states: list[Any]) -> list[Any]:
-    with named_call("a loop over a prepared DataLoader"):
+    with named_call(LOOP):
         agreed: list[Any] = broadcast_object_list([*states])
     return agreed
 

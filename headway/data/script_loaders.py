@@ -6,7 +6,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -15,14 +15,15 @@ from headway.errors import Code, UsageError
 
 
 class AttributeProxy:
-    """Proxy that forwards attribute access to the wrapped object."""
+    """Proxy that forwards attribute access to the wrapped object, its attribute `_inner`."""
 
+    _inner: ClassVar[str] = "_proxied"
     _proxied: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_proxied":  # copy and pickle look it up before it is set
+        if name == self._inner:  # copy and pickle look it up before it is set
             raise AttributeError(name)
-        return getattr(self._proxied, name)
+        return getattr(getattr(self, self._inner), name)
 
 
 class SkipBatchSampler(AttributeProxy, BatchSampler):

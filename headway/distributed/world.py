@@ -386,12 +386,8 @@ def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
             code=Code.CONTRADICTS_RUN,
         )
     if settings.timeout is not None:
-        set_group_timeout(settings.timeout)
-
-
-def set_group_timeout(timeout: timedelta) -> None:
-    """Set the timeout of the existing group's collectives, with a private function of torch."""
-    import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
+        # a private function of torch
+        import_module("torch.distributed.distributed_c10d")._set_pg_timeout(settings.timeout)
 
 
 def group_timeout() -> timedelta:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from headway.data.script_loaders import AttributeProxy
 from headway.distributed.collectives import reduce
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError, WrongType
@@ -24,7 +25,7 @@ _PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or derived from the
 _WORDS = {"lr": "learning rate"}
 
 
-class PreparedOptimizer(torch.optim.Optimizer):
+class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
     """Wraps the script's optimizer, and steps only when gradients are due.
 
     While gradients accumulate, `step()` and `zero_grad()` do nothing. All other attributes are
@@ -34,6 +35,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
     a scaler. `device_placement` has no effect: optimizer state is on the device of the weights.
     """
 
+    _inner = "optimizer"
     _after_step: Callable[[int], int] | None = None  # returns the step of its next call
 
     def __init__(
@@ -211,11 +213,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def __getattr__(self, name: str) -> Any:
-        return _delegate(self, "optimizer", name)
 
-
-class PreparedScheduler:
+class PreparedScheduler(AttributeProxy):
     """Wraps the script's scheduler, and steps once per optimizer step.
 
     A schedule is defined in optimizer steps, independently of the number of ranks and of
@@ -230,6 +229,7 @@ class PreparedScheduler:
         seen_steps: the optimizer's step count at the scheduler's last step.
     """
 
+    _inner = "scheduler"
     seen_steps = 0
 
     def __init__(
@@ -251,16 +251,6 @@ class PreparedScheduler:
 
     def __repr__(self) -> str:
         return f"Prepared{type(self.scheduler).__name__}"
-
-    def __getattr__(self, name: str) -> Any:
-        return _delegate(self, "scheduler", name)
-
-
-def _delegate(wrapper: object, inner: str, name: str) -> Any:
-    """Return attribute `name` of the object that `wrapper` stores as `inner`."""
-    if inner not in wrapper.__dict__:  # copy and pickle look up names before any are set
-        raise AttributeError(name)
-    return getattr(wrapper.__dict__[inner], name)
 
 
 # ------------------------------------------------------------------ hyperparameters

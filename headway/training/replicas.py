@@ -70,7 +70,12 @@ def require_equal(training: Training, call: str) -> None:
         for group, options in enumerate(optimizer.param_groups)
         if "lr" in options
     }
-    names = [*arguments, *rates, *weights]
+    fixes = {
+        **dict.fromkeys(arguments, _FIX_ARGUMENT),
+        **dict.fromkeys(rates, _FIX_RATE),
+        **dict.fromkeys(weights, _FIX_WEIGHTS),
+    }
+    names = [*fixes]
     if call_barrier(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
         what = "the prepared weights of the ranks differ in name or number"
         raise _differing(what, call, _FIX_WEIGHTS)
@@ -86,15 +91,8 @@ def require_equal(training: Training, call: str) -> None:
         return
     first = int(differ.any(0).int().argmax())
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
-    raise _differing(
-        f"{names[first]} differs between {named(ranks)} and rank 0",
-        call,
-        _FIX_WEIGHTS
-        if names[first] in weights
-        else _FIX_RATE
-        if names[first] in rates
-        else _FIX_ARGUMENT,
-    )
+    what = f"{names[first]} differs between {named(ranks)} and rank 0"
+    raise _differing(what, call, fixes[names[first]])
 
 
 def compare_at_end(training: Training, *, has_split: bool) -> None:
@@ -180,11 +178,7 @@ def note_unused(training: Training) -> None:
 
 def note_raw_optimizer(training: Training) -> None:
     """Log once, on rank 0, if gradients accumulate but no optimizer was prepared."""
-    if (
-        training.accumulation.has_begun
-        and not training.optimizers
-        and not training.world.ranks.rank
-    ):
+    if training.accumulation.has_begun and training.world.is_main and not training.optimizers:
         training.progress.log_note(
             "accumulate() was called without a prepared optimizer, so the optimizer steps after"
             " each micro-batch, unless the script checks accelerator.sync_gradients; fix: "
