@@ -61,7 +61,6 @@ class _Launch:
     environ: Mapping[str, str]  # the machine's environment variables
     profiles: Sequence[Entries]
     layers: list[Entries]  # all sources, from the weakest to the strongest
-    cluster: Entries  # settings from the scheduler
     settings: Settings  # valid except for `problems`
     plan: LaunchPlan
 
@@ -140,15 +139,37 @@ def _launch_remotely(launch: _Launch) -> int | None:
 
 
 def _become_step(launch: _Launch) -> int | None:
-    """In a SLURM job, replace this process with a job step on all machines of the job."""
-    launch.cluster = cluster_layer(launch.environ, launch.layers)
-    launch.settings, launch.problems = try_resolve(
-        launch.layers, launch.machine, launch.environ, launch.cluster
+    """In a SLURM job, replace this process with a job step on all machines of the job.
+
+    A dry run only prints the step.
+    """
+    parsed, environ = launch.parsed, launch.environ
+    cluster = cluster_layer(environ, launch.layers)
+    launch.settings, launch.problems = settings, problems = try_resolve(
+        launch.layers, launch.machine, environ, cluster
     )
-    if not launch.cluster or not launch.is_here or launch.problems:
+    # problems are reported when the plan is built
+    if not cluster or not launch.is_here or problems or settings_problems(settings):
         return None
-    words = [*launch.own, *launch.rest]
-    return 0 if _became_step(launch.settings, launch.environ, words, launch.parsed) else None
+    from headway.launcher.clusters.slurm import run_step, step_of
+
+    typed = [*launch.own, *launch.rest]
+    words = [word for word in typed if word.replace("_", "-") != "--dry-run" or not parsed.dry_run]
+    command = [*interpreter(), "-m", "headway", "launch", *words]
+    step = step_of(environ, settings, command, has_terminal=os.isatty(1))
+    if step is None:
+        return None
+    if not parsed.dry_run:
+        if not parsed.quiet:
+            machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
+            log(f"starting a step of job {step.job} on {machines}")
+        run_step(step)
+    from headway.commands.tables import escape_unencodable
+    from headway.launcher.plan.describe import describe_step
+
+    escape_unencodable()
+    print(describe_step(settings, step.command, parsed.show_secrets))
+    return 0
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
@@ -267,31 +288,6 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _run,
 )
 """The tasks of a launch, in order; the first task that returns an exit code ends the launch."""
-
-
-def _became_step(
-    settings: Settings, environ: Mapping[str, str], argv: Sequence[str], parsed: Parsed
-) -> bool:
-    """Run a SLURM step if the job has other machines; a dry run only prints the step."""
-    if settings_problems(settings):
-        return False  # reported when the plan is built
-    from headway.launcher.clusters.slurm import run_step, step_of
-
-    words = [word for word in argv if word.replace("_", "-") != "--dry-run" or not parsed.dry_run]
-    command = [*interpreter(), "-m", "headway", "launch", *words]
-    step = step_of(environ, settings, command, has_terminal=os.isatty(1))
-    if step is not None and parsed.dry_run:
-        from headway.commands.tables import escape_unencodable
-        from headway.launcher.plan.describe import describe_step
-
-        escape_unencodable()
-        print(describe_step(settings, step.command, parsed.show_secrets))
-    elif step is not None:
-        if not parsed.quiet:
-            machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
-            log(f"starting a step of job {step.job} on {machines}")
-        run_step(step)
-    return step is not None
 
 
 def _find_idle_gpus(launch: _Launch) -> Machine:

@@ -257,7 +257,8 @@ class RankProcesses(PContext):
                 and (self._has_failure() or self._has_left())
             ):
                 shutdown = shutdown._replace(failed_at=now)
-            idle = [at for at in alive if self._grace.kills_idle and self._is_idle(at)]
+            killable = alive if self._grace.kills_idle else []
+            idle = [at for at in killable if self._watch.may_be_killed(self._ranks[at])]
             for local_rank, number in shutdown.signals(now, alive, self._sent, idle).items():
                 if number == signal.SIGKILL and local_rank not in idle:
                     self._killed_after_s[local_rank] = now - shutdown.began_at
@@ -270,9 +271,6 @@ class RankProcesses(PContext):
                 announced_at = float("inf")
             if shutdown.is_abandoned(now):
                 self._abandon(self._alive())
-
-    def _is_idle(self, local_rank: int) -> bool:
-        return self._watch.may_be_killed(self._ranks[local_rank])
 
     def _should_log_wait(self, waited_s: float) -> bool:
         """Return whether a rank is still running its script, or takes unusually long to exit."""

@@ -208,7 +208,8 @@ class _Server:
             os.close(theirs)
         if pid is None:
             return None
-        if not self._ranks and self._job.method == "fork" and _has_restarts(rank):
+        has_restarts = rank.env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if not self._ranks and self._job.method == "fork" and has_restarts:
             self._preload_after_s = _PRELOAD_AFTER_S
         self._ranks.add(pid)
         _reply(self._launcher, ProcessStart(pid))
@@ -230,14 +231,11 @@ class _Server:
         with suppress(ChildProcessError):
             for pid, status in reap():
                 if pid in self._ranks:
-                    self._report_exit(pid, status)
-
-    def _report_exit(self, pid: int, status: int) -> None:
-        ended = time.time()
-        self._ranks.remove(pid)
-        leftovers = not self._ranks and has_children()
-        code = os.waitstatus_to_exitcode(status)
-        _reply(self._launcher, ProcessExit(pid, code, ended, leftovers))
+                    ended = time.time()
+                    self._ranks.remove(pid)
+                    leftovers = not self._ranks and has_children()
+                    code = os.waitstatus_to_exitcode(status)
+                    _reply(self._launcher, ProcessExit(pid, code, ended, leftovers))
 
     def _close(self) -> None:
         """Close the server's descriptors in a forked child."""
@@ -245,10 +243,6 @@ class _Server:
         self._launcher.close()
         for fd in self._wake_fds:
             os.close(fd)
-
-
-def _has_restarts(rank: Rank) -> bool:
-    return rank.env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def _receive(server: socket.socket) -> Rank | None:

@@ -86,10 +86,9 @@ def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
 def _record_end() -> None:
     from headway.history import process_record
 
-    if isinstance(_end_record, Crash):
-        process_record.record_exit(_end_record.code, _end_record.traceback, process_progress())
-    elif _end_record is not None:
-        process_record.record_exit(_end_record.code, _end_record.message, process_progress())
+    if (end := _end_record) is not None:
+        report = end.traceback if isinstance(end, Crash) else end.message
+        process_record.record_exit(end.code, report, process_progress())
 
 
 def run_program(
