@@ -124,24 +124,15 @@ class _Replacement(MetaPathFinder):
         if not f"{fullname}.".startswith(f"{ORIGINAL}."):
             return None
         module = fullname.removeprefix(ORIGINAL).removeprefix(".")
-        found = _found_by_others(self, fullname, path, target)
-        if found is None:
+        finders = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        found = next(filter(None, specs), None)
+        if found is None or not found.has_location:
             return None
         if module in RUNTIME:
             return spec_from_loader(fullname, _Runtime(module))
         found.loader = _PatchingLoader(module, found.loader)
         return found
-
-
-def _found_by_others(
-    own: MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        if finder is not own and hasattr(finder, "find_spec"):
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                return spec if spec.has_location else None
-    return None
 
 
 class _PatchingLoader(Loader):

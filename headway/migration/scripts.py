@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
 from itertools import accumulate, chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from headway.errors import Code, ConfigError
 from headway.migration.mapping import (
@@ -27,9 +28,8 @@ from headway.migration.mapping import (
 from headway.migration.missing import Feature, feature_of_member, feature_of_module, feature_of_name
 
 ACCELERATOR = "Accelerator"
-T = TypeVar("T", bound=Hashable)
 
-Lines = list[int]
+Lines = set[int]
 
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 _SCHEDULE = re.compile("LR$|[Ss]chedule")
@@ -48,12 +48,12 @@ class Script:
         self.text = text
         self.imports: list[ast.Import | ast.ImportFrom] = []
         self.packages: set[str] = set()
-        self.names: dict[tuple[str, str], Lines] = {}
+        self.names: defaultdict[tuple[str, str], Lines] = defaultdict(set)
         """Lines, keyed by module (relative to `accelerate`) and name ("" for the module)."""
-        self.attributes: dict[str, Lines] = {}
-        self.keywords: dict[str, Lines] = {}
+        self.attributes: defaultdict[str, Lines] = defaultdict(set)
+        self.keywords: defaultdict[str, Lines] = defaultdict(set)
         """Lines, keyed by the arguments of `Accelerator(...)` that are not None."""
-        self.schedules: Lines = []  # of calls whose name suggests that they create an LR scheduler
+        self.schedules: Lines = set()  # of calls that seem to create an LR scheduler
         self._modules: dict[str, str] = {}  # Accelerate's modules by the script's names
         nodes = [*ast.walk(ast.parse(text))]
         for node in nodes:
@@ -66,9 +66,9 @@ class Script:
             elif isinstance(node, ast.Call) and _creates(node):
                 for keyword in node.keywords:
                     if keyword.arg is not None and ast.unparse(keyword.value) != "None":
-                        _note(self.keywords, keyword.arg, node.lineno)
+                        self.keywords[keyword.arg].add(node.lineno)
             elif isinstance(node, ast.Call) and _SCHEDULE.search(_name_of(node.func)):
-                self.schedules.append(node.lineno)
+                self.schedules.add(node.lineno)
 
     def _read_import(self, statement: ast.Import | ast.ImportFrom) -> None:
         if isinstance(statement, ast.Import):
@@ -85,22 +85,22 @@ class Script:
                 module = relative_name(alias.name)
                 self._modules[alias.asname or ORIGINAL] = module if alias.asname else ""
                 if module:
-                    _note(self.names, (module, ""), alias.lineno)
+                    self.names[module, ""].add(alias.lineno)
 
     def _bind(self, module: str, alias: ast.alias) -> None:
         whole = f"{module}.{alias.name}".lstrip(".")
         if is_module(whole):
             self._modules[alias.asname or alias.name] = whole
-            _note(self.names, (whole, ""), alias.lineno)
+            self.names[whole, ""].add(alias.lineno)
         else:
-            _note(self.names, (module, alias.name), alias.lineno)
+            self.names[module, alias.name].add(alias.lineno)
 
     def _read_attribute(self, node: ast.Attribute) -> None:
         line, module = node.end_lineno or node.lineno, self._module(node.value)
         if module is None and (_creates(node.value) or _name_of(node.value) in self._accelerators):
-            _note(self.attributes, node.attr, line)
+            self.attributes[node.attr].add(line)
         elif module is not None and self._module(node) is None:
-            _note(self.names, (module, node.attr), line)
+            self.names[module, node.attr].add(line)
 
     def _module(self, node: ast.AST) -> str | None:
         if isinstance(node, ast.Name):
@@ -126,12 +126,6 @@ def _name_of(called: ast.expr | None) -> str:
     if isinstance(called, ast.Attribute):
         return called.attr
     return called.id if isinstance(called, ast.Name) else ""
-
-
-def _note(found: dict[T, Lines], name: T, line: int) -> None:
-    lines = found.setdefault(name, [])
-    if line not in lines:
-        lines.append(line)
 
 
 def shown(module: str, name: str) -> str:
@@ -244,7 +238,7 @@ MISSING, DIFFERS, SAME = "missing", "differs", "same"
 
 class Finding(NamedTuple):
     name: str
-    lines: Lines
+    lines: list[int]
     status: str
     what: str = ""  # how it differs, or its purpose
     instead: str = ""  # why it differs, or what to use instead
@@ -376,7 +370,7 @@ def _members(script: Script) -> list[Finding]:
 
 def _row(name: str, lines: Lines, is_there: bool, feature: Feature | None) -> Finding:
     if is_there:
-        return Finding(name, lines, SAME)
+        return Finding(name, sorted(lines), SAME)
     if feature is None:
-        return Finding(name, lines, MISSING, "no counterpart in Headway", "remove it")
-    return Finding(name, lines, MISSING, f"for {feature.what}", feature.fix)
+        return Finding(name, sorted(lines), MISSING, "no counterpart in Headway", "remove it")
+    return Finding(name, sorted(lines), MISSING, f"for {feature.what}", feature.fix)
