@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import _thread
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from headway.ipc.records import (
     FeatureUse,
@@ -78,7 +77,6 @@ class Progress:
         step: completed optimizer steps of the training run, if watched.
         total: total steps of the training run; 0 if unknown.
         loss: the most recent loss.
-        call_at: clock time after which registered callbacks run at the end of a step.
         num_trained: number of backward passes and optimizer steps in this process; never reset.
         clock: accumulates the time of each phase.
         listeners: called with the step statistics about once a second.
@@ -92,8 +90,8 @@ class Progress:
 
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
-        *("_calls", "call_at", "feature_use", "output_paths", "own_threads", "channel", "_beat_at"),
-        *("_stats", "_saved", "may_be_killed", "has_own_seed"),
+        *("feature_use", "output_paths", "own_threads", "channel", "_beat_at", "_stats", "_saved"),
+        *("may_be_killed", "has_own_seed"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # the script may copy or pickle this object
@@ -106,8 +104,6 @@ class Progress:
         self.num_trained = 0
         self.clock = StepClock()
         self.listeners: list[Callable[[StepStats], None]] = []
-        self._calls: MutableMapping[object, Callable[[], float]] = WeakKeyDictionary()
-        self.call_at = float("inf")
         self.feature_use = FeatureUse()
         self.output_paths: dict[str, str] = {}
         self.own_threads: set[int] = set()
@@ -166,22 +162,11 @@ class Progress:
         if clock.mark > self._beat_at:
             self._beat()
 
-    def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
-        """Register `call` to run when a step ends after `call_at`, as long as `owner` exists.
-
-        `call` returns the next value for `call_at`.
-        """
-        self._calls[owner] = call
-
     def end_step(self, step: int) -> None:
         """Record that optimizer step number `step` is done; report statistics if they are due."""
         self.step = step
         clock = self.clock
-        is_due = clock.end_step(step)
-        if clock.mark > self.call_at:
-            calls = [*self._calls.values()]
-            self.call_at = min([call() for call in calls], default=float("inf"))
-        if is_due:
+        if clock.end_step(step):
             self._report_stats()
         elif clock.mark > self._beat_at:
             self._beat()

@@ -29,10 +29,11 @@ SCRIPT, DATA, FORWARD, BACKWARD, GRADIENTS, EXCHANGE, SYNC, SAVE = range(8)
 NAMES = ("script", "data", "script", *("backward",) * 3, "script", "script")
 """Phase names shown by the launcher; "script" includes the forward pass.
 
-A backward pass is split into two phases if the time of its last gradient is known.
+A backward pass is split into two phases if the time of its last gradient is measured.
 """
 
 _EVERY_S = 1.0
+_SPLIT_EVERY_S = 0.005  # interval between short steps whose backward passes are split
 _MAX_MARKS = 4096  # per step timed on a device
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _now = time.perf_counter  # a script may replace it
@@ -142,6 +143,7 @@ class StepClock:
     __slots__ = (
         *("tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
         *("batch_samples", "num_samples", "device_bytes", "_waited_s", "_is_warm"),
+        *("splits_backward", "_split_at"),
     )
 
     def __init__(self) -> None:
@@ -157,6 +159,8 @@ class StepClock:
         self.device_bytes: Callable[[], int | None] = lambda: None  # None on a CPU
         self._waited_s = 0.0  # total wait for a core at the last record
         self._is_warm = False  # the first step, a warm-up, is done
+        self.splits_backward = False  # whether `begin_exchange` must be called in this step
+        self._split_at = float("inf")  # time after which a step's backward passes are split
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
         """Time the work on `device`, with timing events if the device type supports them."""
@@ -183,11 +187,14 @@ class StepClock:
         finally:
             self.enter(before)
 
-    def begin_exchange(self) -> None:
-        """Record that this rank computed a gradient, which may be the last of the backward pass.
+    def split_backward(self) -> None:
+        """Set `splits_backward` in steps, but if they are short only once in a few milliseconds."""
+        self._split_at = 0.0
 
-        The time until the next call, or the end of the backward pass, counts as waiting for other
-        ranks.
+    def begin_exchange(self) -> None:
+        """Record that this rank has computed the last gradient of a backward pass.
+
+        The rest of the backward pass counts as waiting for other ranks.
         """
         self.phase = GRADIENTS
         self.enter(EXCHANGE)
@@ -196,6 +203,9 @@ class StepClock:
         """Record the end of an optimizer step; return whether a record is due."""
         self.enter(SCRIPT)
         samples, self.num_samples = self.num_samples, 0
+        self.splits_backward = self.mark > self._split_at
+        if self.splits_backward:
+            self._split_at = self.mark + _SPLIT_EVERY_S
         if self.queue is None:
             self.tally.end_step(step, samples)
             self.tally.settled = self.spent[:]

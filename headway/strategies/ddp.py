@@ -1,22 +1,20 @@
 """DistributedDataParallel: every rank has a replica of the model and its own part of each batch.
 
-Hooks registered with `register_post_accumulate_grad_hook` measure how long a rank waits for the
-gradient all-reduce, from its last gradient to the end of the backward pass. At first, all
-parameters have a hook; after a few steps, only those whose gradient was the last one in a step. Of
-short steps, one is measured every few milliseconds. All ranks must compute the same graph in each
-pass. With unused parameters or sharded models, waiting counts as part of the backward pass. On a
-GPU, a hook runs once its gradient's kernels are queued, and the clock records a device event.
+The time between the last gradient and the end of a backward pass is the time that a rank waits for
+the gradient all-reduce; see `time_exchange`. With sharded models, waiting counts as part of the
+backward pass.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -24,15 +22,12 @@ from torch.utils.hooks import RemovableHandle
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.world import World
 from headway.errors import Code, UsageError
-from headway.ipc.progress import Progress
 from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import NULL_CTX, ForwardMethods, Strategy, StrategySettings
 from headway.strategies.weights import ModelWeights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes
-_WATCHED_EVERY_S = 0.005  # sampling interval for shorter steps
-_NUM_STEPS = 3  # steps with hooks on all parameters; DDP reorders its buckets after the first
 
 
 class DDP(Strategy):
@@ -77,7 +72,9 @@ class DDP(Strategy):
                 methods.register(name, plain, partial(_in_forward, shared, inner, plain))
         progress = self._settings.progress
         if progress is not None and progress.is_watched:
-            self._watch_waiting(shared, progress)
+            progress.clock.split_backward()
+            if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
+                time_buffers(shared, progress.clock)
         return shared
 
     def _copy_from_rank_0(self, model: torch.nn.Module) -> None:
@@ -90,12 +87,6 @@ class DDP(Strategy):
         _sync_module_states(
             model, group, _COPIED_AT_ONCE, src=0, params_and_buffers_to_ignore=ignored
         )
-
-    def _watch_waiting(self, shared: DistributedDataParallel, progress: Progress) -> None:
-        if not self._settings.ddp.find_unused_parameters:
-            time_all_reduce(shared, progress)
-        if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
-            time_buffers(shared, progress.clock)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):  # skips unwrapping in the common case
@@ -222,12 +213,20 @@ def _is_fsdp_model(model: torch.nn.Module) -> bool:
 # ------------------------------------------------------------------ waiting for other ranks
 
 
-def time_all_reduce(model: DistributedDataParallel, progress: Progress) -> None:
-    """Measure how long a model's backward passes wait for other ranks.
+def time_exchange(loss: torch.Tensor, clock: StepClock) -> RemovableHandle:
+    """Measure how long the next backward pass of `loss` waits for other ranks.
 
-    Each parameter that requires grad must receive a gradient in every pass.
+    The autograd engine runs queued callbacks after the last gradient, in the order in which they
+    were queued. The first gradient queues this one, so it precedes DDP's, which waits for the
+    all-reduce. On a GPU, all kernels are then queued, and the clock records a device event.
+
+    Relies on an undocumented name in torch: `Variable._execution_engine`.
     """
-    _LastGradient(model, progress)
+    queue = Variable._execution_engine.queue_callback
+    handle: RemovableHandle = loss.register_hook(  # type: ignore[no-untyped-call]
+        lambda _: queue(clock.begin_exchange)
+    )
+    return handle
 
 
 def time_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
@@ -244,49 +243,3 @@ def time_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
     if any(True for _ in model.module.buffers()):
         model.register_forward_pre_hook(begin)
         model.module.register_forward_pre_hook(end)
-
-
-class _LastGradient:
-    """Finds the parameters whose gradients are ready last, using hooks in some of the steps."""
-
-    def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
-        self._trained = [p for p in model.module.parameters() if p.requires_grad]
-        self._progress = progress
-        self._hooks: dict[int, RemovableHandle] = {}
-        self._last: int | None = None  # the parameter whose gradient was ready last in this step
-        self._lasts: list[int] = []  # of the first steps
-        self._watch(range(len(self._trained)))
-        progress.call_after_steps(model, self._end_step)
-
-    def _watch(self, numbers: Iterable[int]) -> None:
-        for handle in self._hooks.values():
-            handle.remove()
-        self._hooks = {
-            number: self._trained[number].register_post_accumulate_grad_hook(
-                partial(self._on_gradient, number)
-            )
-            for number in numbers
-        }
-        self._since = self._progress.clock.mark
-
-    def _on_gradient(self, number: int, _: torch.Tensor) -> None:
-        self._progress.clock.begin_exchange()
-        self._progress.call_at = 0.0
-        self._last = number
-
-    def _end_step(self) -> float:
-        """Return the clock time after which this method must be called again at a step's end."""
-        mark = self._progress.clock.mark
-        last, self._last = self._last, None
-        if last is None:
-            if not self._hooks and mark > self._since + _WATCHED_EVERY_S:
-                self._watch({*self._lasts})
-        elif len(self._lasts) < _NUM_STEPS:
-            self._lasts.append(last)
-        else:
-            is_short = mark - self._since < _WATCHED_EVERY_S
-            wanted = set() if is_short else {*self._lasts}
-            if wanted != self._hooks.keys():
-                self._watch(wanted)
-            self._since = mark
-        return float("inf") if self._hooks else self._since + _WATCHED_EVERY_S

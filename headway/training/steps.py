@@ -18,6 +18,7 @@ from headway.distributed.handler import check_entries, check_range
 from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import BACKWARD
+from headway.strategies.ddp import time_exchange
 from headway.strategies.strategy import NULL_CTX
 from headway.training.arguments import reject_unsupported
 from headway.training.optimizer import PreparedOptimizer
@@ -45,8 +46,12 @@ class Steps:
             is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
             training.strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
+        handle = None
         if is_watched:
-            progress.clock.enter(BACKWARD)
+            clock = progress.clock
+            clock.enter(BACKWARD)
+            if clock.splits_backward and loss.requires_grad:
+                handle = time_exchange(loss, clock)
         try:
             training.precision.backward(loss, **kwargs)
         finally:
@@ -58,6 +63,8 @@ class Steps:
                     note_raw_optimizer(training)
             if is_watched:
                 progress.end_backward()
+                if handle is not None:
+                    handle.remove()
         if is_watched and progress.clock.mark >= progress.clock.due_at:
             _note_loss(progress, loss, num_tokens)
 

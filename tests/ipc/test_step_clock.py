@@ -53,9 +53,8 @@ def run_step(clock: StepClock, time: Time, step: int) -> bool:
     time.now += 2
     clock.enter(BACKWARD)
     time.now += 1
-    clock.begin_exchange()
     time.now += 2
-    clock.begin_exchange()  # that was not the last gradient
+    clock.begin_exchange()
     time.now += 4
     progress.end_backward()
     with clock.counting(SAVE):
@@ -383,3 +382,22 @@ def test_a_cpu_has_no_queue_and_what_the_script_takes_counts() -> None:
     clock.watch_device(CPU, "cpu")
     assert clock.queue is None
     assert clock.device_bytes() is None
+
+
+def test_some_short_steps_are_split_and_stand_for_all(time: Time) -> None:
+    clock = StepClock()
+    clock.split_backward()
+    num_split = 0
+    for step in range(201):
+        clock.enter(BACKWARD)
+        time.now += 0.0006
+        if clock.splits_backward:
+            num_split += 1
+            clock.begin_exchange()
+        time.now += 0.0004
+        clock.enter(SCRIPT)
+        clock.end_step(step)
+    assert 200 / 8 < num_split < 200 / 4
+    stats = taken(clock)
+    backward_s, sync_s = stats.backward_s, stats.sync_s
+    assert (backward_s / stats.num_steps, sync_s / stats.num_steps) == pytest.approx((6e-4, 4e-4))
