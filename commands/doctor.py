@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
@@ -29,24 +28,15 @@ from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems
 from headway.settings.resolve import omp_threads, resolve
 
-
-class Severity(str, Enum):
-    """The status of a check; `headway doctor --json` prints the values."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-    SKIPPED = "skipped"
-
-
-OK, WARNING, ERROR, SKIPPED = Severity
+OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
+"""The statuses of a check."""
 
 
 class Check(NamedTuple):
     """The result of one check; any one of the remedies fixes the problem."""
 
     check: str
-    status: Severity
+    status: str
     what: str
     remedies: Sequence[str] = ()
 
@@ -80,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     found = [
         {
             "check": check.check,
-            "status": check.status.value,
+            "status": check.status,
             "what": without_home(check.what, os.environ),
             "fix": check.fix.replace("`pip install", f"`{install}"),
         }
@@ -94,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
             for row in found
         ]
         print_table(("", "check", "finding"), rows)
-    return int(any(check.status is ERROR for check in checks))
+    return int(any(check.status == ERROR for check in checks))
 
 
 def machine_problems(machine: Machine) -> list[Check]:

@@ -224,7 +224,7 @@ def _installed(flags: Sequence[str], platform: str) -> str:
 
 def found(recording: Recording) -> list[Check]:
     machine = detect_machine(recording.environ, Recorded(recording), full=True)
-    return [check for check in machine_problems(machine) if check.status is not OK]
+    return [check for check in machine_problems(machine) if check.status != OK]
 
 
 GPUS = RECORDINGS["gpu_4"]
