@@ -15,6 +15,7 @@ from typing import IO, Any
 import safetensors.torch
 import torch
 
+from headway.checkpoint.folders import flush_to_disk
 from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
@@ -138,12 +139,7 @@ def write_synced(obj: Any, path: Path, *, safe: bool = False) -> None:
         safetensors.torch.save_file(without_shared_memory(obj), path, metadata={"format": "pt"})
     else:
         torch.save(obj, path)
-    wait_for_disk(path)
-
-
-def wait_for_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    flush_to_disk(path)
 
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
@@ -197,7 +193,7 @@ def save_weights(
             partials[-1].write_text(
                 _index(dict(zip(names, shards, strict=True)), state), encoding="utf-8"
             )
-            wait_for_disk(partials[-1])
+            flush_to_disk(partials[-1])
             (folder / index[0]).unlink(missing_ok=True)  # no index until all its files exist
     _remove_others(folder, name, {*names, *index})
 

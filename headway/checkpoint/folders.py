@@ -120,7 +120,7 @@ def commit(pending: Path, target: Path) -> None:
     what = "the checkpoint was written, but cannot be renamed"
     with _writing(what, target, "save to another folder"):
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
-            _flush(Path(parent))
+            flush_to_disk(Path(parent))
         pending.chmod(0o777 & ~_umask())  # the permissions that a new folder would have
         _rename(pending, target)
 
@@ -146,7 +146,7 @@ def _rename(pending: Path, target: Path) -> None:
             os.rename(old, target)
             raise
     try:
-        _flush(target.parent)
+        flush_to_disk(target.parent)
     except OSError:
         with suppress(OSError):
             if old is pending:
@@ -222,7 +222,7 @@ def recover(target: Path) -> None:
     fix = f"run `headway checkpoint verify {target}` as a user with write permission"
     with _writing(what, target, fix):
         os.rename(max(complete)[1], target)
-        _flush(target.parent)
+        flush_to_disk(target.parent)
 
 
 # ---------------------------------------------------------------------- remove
@@ -503,8 +503,9 @@ def _siblings(target: Path, kind: str) -> list[Path]:
     return [path for path in leftovers_in(target.parent) if path.name.rpartition("-")[0] == start]
 
 
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from zlib import crc32
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from headway.data.active_loader import LoaderLoop, TrainingLoader
 from headway.data.batch_sources import LOOP, Item, NoBatch, batch_source_for, checksum_of
@@ -31,6 +31,7 @@ from headway.data.loader_set import LoaderSet
 from headway.data.order import Draws, SampleOrder, StartPosition, SyncStates
 from headway.data.script_loaders import (
     AttributeProxy,
+    LoaderWithoutFirst,
     SkipBatchSampler,
     batch_size_of,
     changed,
@@ -567,20 +568,4 @@ def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
     if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         return changed(loader, **{name: SkipBatchSampler(source_of(loader), num_batches)})
-    return _WithoutFirst(loader, num_batches)
-
-
-class _WithoutFirst(AttributeProxy, DataLoader[Any]):
-    """Wraps a loader, and drops its first batches."""
-
-    _num_batches: int
-
-    def __init__(self, loader: Any, num_batches: int) -> None:
-        # no super().__init__: the attributes are those of `loader`
-        vars(self)["_proxied"], vars(self)["_num_batches"] = loader, num_batches
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return islice(self._proxied, self._num_batches, None)
-
-    def __len__(self) -> int:
-        return max(0, len(self._proxied) - self._num_batches)
+    return LoaderWithoutFirst(loader, num_batches)

@@ -26,18 +26,32 @@ class AttributeProxy:
         return getattr(getattr(self, self._inner), name)
 
 
-class SkipBatchSampler(AttributeProxy, BatchSampler):
+class _WithoutFirst(AttributeProxy):
+    """Wraps an iterable of batches, and skips its first `skip_batches` in every iteration."""
+
+    skip_batches: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._proxied, self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self._proxied) - self.skip_batches)
+
+
+class LoaderWithoutFirst(_WithoutFirst, DataLoader[Any]):  # type: ignore[misc]
+    """Wraps a loader, and drops its first batches."""
+
+    def __init__(self, loader: Any, skip_batches: int) -> None:
+        # no super().__init__: the attributes are those of `loader`
+        vars(self).update(_proxied=loader, skip_batches=skip_batches)
+
+
+class SkipBatchSampler(_WithoutFirst, BatchSampler):
     """Wraps a batch sampler, and skips its first batches in every epoch."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = self._proxied = batch_sampler
         self.skip_batches = skip_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.batch_sampler, self.skip_batches, None)
-
-    def __len__(self) -> int:
-        return max(0, len(self.batch_sampler) - self.skip_batches)
 
     @property
     def total_length(self) -> int:

@@ -54,25 +54,21 @@ def synchronize_rng_states(
         >>> from headway import synchronize_rng_states
         >>> synchronize_rng_states(["torch", "generator"], generator=torch.Generator())
     """
-    for rng_type in rng_types:
-        _synchronize(_type_of(rng_type), generator)
-
-
-def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
-    if rng_type is RNGType.GENERATOR:
-        if generator is None:
-            raise UsageError(
-                "rng_type is 'generator', but no generator was passed",
-                where="the script's synchronize_rng_states(...)",
-                fix="pass generator=..., or use rng_type 'torch'",
-                code=Code.BAD_ARGUMENT,
-            )
-        generator.set_state(broadcast_object_list([generator.get_state()])[0])
-    elif rng_type is RNGType.TORCH:
-        torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
-    elif rank_and_size()[1] > 1:  # pragma: needs a GPU
-        kind = kind_of(rng_type.value)
-        kind.set_rng_state(broadcast_object_list([kind.rng_state()])[0])
+    for rng_type in map(_type_of, rng_types):
+        if rng_type is RNGType.GENERATOR:
+            if generator is None:
+                raise UsageError(
+                    "rng_type is 'generator', but no generator was passed",
+                    where="the script's synchronize_rng_states(...)",
+                    fix="pass generator=..., or use rng_type 'torch'",
+                    code=Code.BAD_ARGUMENT,
+                )
+            generator.set_state(broadcast_object_list([generator.get_state()])[0])
+        elif rng_type is RNGType.TORCH:
+            torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
+        elif rank_and_size()[1] > 1:  # pragma: needs a GPU
+            kind = kind_of(rng_type.value)
+            kind.set_rng_state(broadcast_object_list([kind.rng_state()])[0])
 
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
