@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from enum import IntEnum
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -68,7 +69,8 @@ class StopSignals:
         before = {stop: signal.getsignal(stop) for stop in signals.PREEMPTION_SIGNALS}
         self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
         signals.trap(self._record, *self._before)
-        os.register_at_fork(after_in_child=self._reset_child)
+        # in a forked child; its parent handles the other signals
+        os.register_at_fork(after_in_child=partial(self._restore, signal.SIGTERM))
         self._progress.note_use(stopping=True)
         self._progress.send(WillSave())
 
@@ -80,18 +82,15 @@ class StopSignals:
 
     def release(self) -> None:
         """Restore the previous signal handlers, unless the script has replaced Headway's."""
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._record:
-                signals.restore_handlers({number: before})
+        self._restore(*self._before)
         self._before = {}
         self._progress.send(WillSave(False))
 
     def leave(self) -> None:
         """Ignore further requests while this process exits, except a second Ctrl-C."""
         self._received = self.request or StopRequest.TIME_LIMIT
-        before = self._before.pop(signal.SIGINT, None)
-        if before is not None and signal.getsignal(signal.SIGINT) == self._record:
-            signals.restore_handlers({signal.SIGINT: before})
+        self._restore(signal.SIGINT)
+        self._before.pop(signal.SIGINT, None)
         atexit.register(self._ignore)  # the last registered handler is called first
 
     def _ignore(self) -> None:
@@ -100,11 +99,11 @@ class StopSignals:
             if signal.getsignal(number) == self._record:
                 signals.ignore(number)
 
-    def _reset_child(self) -> None:
-        """Restore SIGTERM's handler in a forked child; the parent handles the other signals."""
-        before = self._before.get(signal.SIGTERM)
-        if before is not None and signal.getsignal(signal.SIGTERM) == self._record:
-            signals.restore_handlers({signal.SIGTERM: before})
+    def _restore(self, *numbers: int) -> None:
+        """Restore the previous handlers, except where the script has replaced Headway's."""
+        for number in numbers:
+            if signal.getsignal(number) == self._record:
+                signals.restore_handlers({number: self._before.get(number)})
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # loader workers continue until the rank exits
