@@ -66,22 +66,17 @@ class ShieldedWorker:
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init
         self._states: Any = None
-        self._has_drawn = torch.zeros((), dtype=torch.bool)
-
-    @property
-    def has_drawn(self) -> bool:
-        """Whether a worker has drawn random numbers."""
-        return bool(self._has_drawn)
+        self.has_drawn = torch.zeros((), dtype=torch.bool)  # random numbers, in any worker
 
     def recording_draws(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap `collate` to record whether its worker has drawn random numbers."""
-        self._has_drawn.share_memory_()  # type: ignore[no-untyped-call]
+        self.has_drawn.share_memory_()  # type: ignore[no-untyped-call]
         return partial(self._collate, collate)
 
     def _collate(self, collate: Callable[[Any], Any], samples: Any) -> Any:
         batch = collate(samples)
-        if self._states is not None and not self._has_drawn:
-            self._has_drawn.fill_(snapshot() != self._states)
+        if self._states is not None and not self.has_drawn:
+            self.has_drawn.fill_(snapshot() != self._states)
         return batch
 
     def __call__(self, worker_id: int) -> None:
