@@ -30,7 +30,7 @@ from headway.data.script_loaders import (
     num_repeats,
 )
 from headway.data.seeds import SeededIndices
-from headway.distributed.call_barrier import call_barrier
+from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.errors import Code, UsageError
 
@@ -322,7 +322,7 @@ class PreshardedSource(BatchSource):
         return self._with_others(self._source.begin(iteration), iteration)
 
     def _compare_samplers(self) -> None:
-        """Raise UsageError if the ranks' DistributedSamplers draw different orders."""
+        """Raise UsageError if the DistributedSamplers draw different orders or equal parts."""
         own, self._is_compared = self._sampler, True
         facts = (None, None) if own is None else (own.shuffle, own.seed * own.shuffle)
         if name := _differing(**dict(zip(("shuffle=", "seed="), facts, strict=True))):
@@ -332,6 +332,17 @@ class PreshardedSource(BatchSource):
                 where=LOOP,
                 fix=f"pass the same {name} to DistributedSampler on all ranks; it divides the data"
                 " by rank",
+                code=Code.DATA_DIFFERS,
+            )
+        rank = "None" if own is None else str(own.rank)
+        ranks = call_barrier(LOOP, rank) or [rank] * (self._num_ranks if has_real_ranks() else 1)
+        if "None" not in ranks and len({*ranks}) < len(ranks):
+            raise UsageError(
+                "several ranks created their DistributedSampler with"
+                f" rank={max(ranks, key=ranks.count)}, so they read the same samples and omit other"
+                " samples",
+                where=LOOP,
+                fix="omit num_replicas= and rank=, or pass rank=accelerator.process_index",
                 code=Code.DATA_DIFFERS,
             )
 

@@ -116,16 +116,19 @@ def len_of(data: Any) -> int | None:
 
 
 def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
-    """Return the loader's DistributedSampler, if any."""
+    """Return the loader's DistributedSampler, or the one that its sampler wraps, if any."""
     batches = getattr(loader, "batch_sampler", None)
-    samplers = (getattr(loader, "sampler", None), getattr(batches, "sampler", None))
+    samplers = [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    samplers += [part for sampler in samplers for part in getattr(sampler, "__dict__", {}).values()]
     return next((sampler for sampler in samplers if isinstance(sampler, DistributedSampler)), None)
 
 
 def num_repeats(loader: Any) -> int:
     """Return how many of this rank's last samples a DistributedSampler has added as padding."""
     sampler = distributed_sampler_of(loader)
-    if sampler is None or sampler.drop_last:
+    sources = loader, getattr(loader, "batch_sampler", None)
+    is_wrapped = all(getattr(source, "sampler", None) is not sampler for source in sources)
+    if sampler is None or sampler.drop_last or is_wrapped:
         return 0
     repeated = sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
     return int(sampler.rank >= sampler.num_replicas - repeated)

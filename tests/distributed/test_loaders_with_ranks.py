@@ -298,6 +298,12 @@ def sharded(kind: str) -> tuple[Accelerator, Any]:
 @with_ranks(2)
 def test_samplers_of_torch_that_draw_different_orders_are_refused() -> None:
     own = Accelerator(dataloader_config=DataLoaderConfiguration(already_sharded=True))
+    first: Any = DistributedSampler(range(9), WORLD, rank=0)  # type: ignore[arg-type]
+    wrapped = Batches(batch_size=2)
+    wrapped.inner = first  # type: ignore[attr-defined]
+    for options in ({"sampler": first}, {"batch_sampler": wrapped}):
+        with pytest.raises(UsageError, match="with rank=0, so they read the same samples"):
+            next(iter(own.prepare(DataLoader(range(9), **options))))  # type: ignore[arg-type]
     for is_shuffled in (False, True):
         sampler: Any = DistributedSampler(range(9), WORLD, RANK, shuffle=is_shuffled, seed=RANK)  # type: ignore[arg-type]
         loader = own.prepare(DataLoader(range(9), 2, sampler=sampler))  # type: ignore[arg-type]
