@@ -6,6 +6,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,12 @@ from headway.checkpoint.folders import (
 )
 from headway.checkpoint.schedule import RECORD_FILE, Schedule
 from headway.distributed.call_barrier import call_barrier
+from headway.distributed.nested import checksum_of
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
-from headway.ipc.stderr import log, log_once
+from headway.ipc.stderr import log, log_once, named
 from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
@@ -68,6 +70,7 @@ class Checkpointer:
         self.schedule = Schedule()
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._checksums, self._is_compared = list[int](), False  # of registered objects
         self._background: Background | None = None  # created by the first save with wait=False
 
     def save_state(
@@ -117,6 +120,7 @@ class Checkpointer:
             then=then,
         )
         self.has_state = True
+        self._compare_objects()
         if wait:
             write_prepared(prepared)
         else:
@@ -140,7 +144,30 @@ class Checkpointer:
                     " batches. Save before or after the evaluation"
                 )
         weights = self._weights_to_save(folder)
-        return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
+        state = state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
+        if not self._is_compared:
+            self._checksums = []
+            with suppress(Exception):  # an unusual tensor
+                objects = state.shared["objects"]
+                self._checksums = [checksum_of(saved.get("state")) for saved in objects]
+        return state
+
+    def _compare_objects(self) -> None:
+        """In the first save, log on rank 0 which registered objects differ between ranks."""
+        if self._is_compared:
+            return
+        self._is_compared = True
+        ranks = call_barrier("a checkpoint", " ".join(map(str, self._checksums)))
+        for number, sums in enumerate(zip(*map(str.split, ranks or ()), strict=False)):
+            differ = [rank for rank, checksum in enumerate(sums) if checksum != sums[0]]
+            if differ and self.training.world.is_main:
+                log_once(
+                    f"note: the state of registered object {number}, a"
+                    f" {type(self.training.registered[number]).__name__}, differs between"
+                    f" {named(differ)} and rank 0: checkpoints contain only rank 0's state, which"
+                    " all ranks restore; fix: return the states of all ranks from state_dict():"
+                    " gather_object([state])"
+                )
 
     def wait_for_checkpoint(self) -> None:
         """Save a checkpoint if one is due, and wait until the latest checkpoint is written."""

@@ -31,7 +31,7 @@ from headway.data.script_loaders import (
 )
 from headway.data.seeds import SeededIndices
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
-from headway.distributed.nested import for_each_tensor, leaves
+from headway.distributed.nested import checksum_of, for_each_tensor
 from headway.errors import Code, UsageError
 
 Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
@@ -425,14 +425,6 @@ def size_of(batch: Any) -> int:
     return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
 
 
-VALUES = 64  # number of compared values per tensor
-
-
-def checksum_of(samples: Any) -> int:
-    """Return a checksum of samples; unlike a pickle's checksum, it is equal in all processes."""
-    return crc32(repr([*map(_value, leaves(samples))]).encode(errors="backslashreplace"))
-
-
 def require_same(**facts: object) -> None:
     """Raise UsageError if facts about the data differ between ranks; ignore facts that are None."""
     if name := _differing(**facts):
@@ -453,18 +445,6 @@ def _differing(**facts: object) -> str | None:
     columns = zip(facts, zip(*(text.split("\n") for text in texts), strict=True), strict=False)
     differ = (name for name, values in columns if "None" not in values and len({*values}) > 1)
     return next(differ, None)
-
-
-def _value(data: Any) -> Any:
-    if isinstance(data, torch.Tensor):
-        is_dense = data.layout == torch.strided
-        return tuple(data.shape), data.flatten()[:VALUES].tolist() if is_dense else None
-    if data is None or isinstance(data, (str, bytes, int, float, complex)):
-        return data
-    has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
-    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy arrays, PIL images
-        return crc32(data.tobytes())
-    return type(data).__name__  # other objects are compared by type only
 
 
 def batch_source_for(loader: Any, draws: Draws, division: Division) -> BatchSource:

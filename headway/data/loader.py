@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headway.data.active_loader import LoaderLoop, TrainingLoader
-from headway.data.batch_sources import LOOP, Item, NoBatch, batch_source_for, checksum_of
+from headway.data.batch_sources import LOOP, Item, NoBatch, batch_source_for
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
@@ -47,7 +47,7 @@ from headway.devices.table import kind_of
 from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_range, checked
-from headway.distributed.nested import is_on, send_to_device
+from headway.distributed.nested import checksum_of, is_on, send_to_device
 from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import DATA, SCRIPT

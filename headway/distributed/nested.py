@@ -6,8 +6,10 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.errors import Code, UsageError, WrongType
 
@@ -107,6 +109,26 @@ def leaves(data: Any) -> Iterator[Any]:
         data = [getattr(data, field.name) for field in fields(data)]
     for part in data.values() if isinstance(data, Mapping) else data:
         yield from leaves(part)
+
+
+VALUES = 64  # number of compared values per tensor
+
+
+def checksum_of(samples: Any) -> int:
+    """Return a checksum of samples; unlike a pickle's checksum, it is equal in all processes."""
+    return crc32(repr([*map(_value, leaves(samples))]).encode(errors="backslashreplace"))
+
+
+def _value(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        is_dense = data.layout == torch.strided and not is_traceable_wrapper_subclass(data)
+        return tuple(data.shape), data.flatten()[:VALUES].tolist() if is_dense else None
+    if data is None or isinstance(data, (str, bytes, int, float, complex)):
+        return data
+    has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
+    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy arrays, PIL images
+        return crc32(data.tobytes())
+    return type(data).__name__  # other objects are compared by type only
 
 
 def only_tensors(data: Any) -> bool:

@@ -21,9 +21,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from headway.data.batch_sources import checksum_of
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
+from headway.distributed.nested import checksum_of
 from headway.errors import UsageError
 
 LOADERS: dict[str, Any] = {

@@ -197,6 +197,14 @@ def said(training: Callable[[], None]) -> str:
     return printed.getvalue()
 
 
+@with_ranks(2, long=(3,))
+def test_registered_objects_that_differ_between_ranks_are_named_at_the_first_save() -> None:
+    accelerator = Accelerator()
+    accelerator.register_for_checkpointing(torch.nn.BatchNorm1d(2), Net())
+    differ = "the state of registered object 1, a Net, differs between ranks? 1"
+    assert len(re.findall(differ, said(lambda: accelerator.save_state("object")))) == (RANK == 0)
+
+
 @with_ranks(1, 2)
 def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
     def forgotten() -> None:
