@@ -191,7 +191,7 @@ def test_named_methods_exchange_gradients() -> None:
     accelerator.save_state("methods")
 
 
-def said(training: Callable[[], None]) -> str:
+def said(training: Callable[[], object]) -> str:
     with redirect_stderr(io.StringIO()) as printed:
         training()
     return printed.getvalue()
