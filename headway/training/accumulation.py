@@ -60,6 +60,8 @@ class AccumulationWindow:
         """Token count of the previous micro-batches, and the divisor of their loss sums."""
         self.is_fresh: bool | None = None  # before the backward pass of a micro-batch; None: unused
         self.by_tokens: bool | None = None  # whether this step uses num_tokens; None: no pass yet
+        self.parameter: torch.Tensor | None = None  # one that is trained
+        self.has_gradient = False  # that parameter, after this step's last backward pass
         self._batch: tuple[Any, int] = (None, 0)  # the loop and its batch number
         self._parts, self._usual = 0, 1  # micro-batches in the current and the previous batch
         self._has_ended_early = False  # in the current batch, the last of its loop
@@ -78,7 +80,7 @@ class AccumulationWindow:
         if self._has_ended_early:
             raise self._parts_differ("more")
         if self.micro_batches == 0:
-            self.by_tokens = None
+            self.by_tokens, self.has_gradient = None, False
         self.is_fresh = True
         self._parts += 1
         self.micro_batches += 1
@@ -152,6 +154,21 @@ class Accumulation:
     def is_before_last_backward(self) -> bool:
         """Whether only the last backward pass of an optimizer step is missing."""
         return self.num_backward > 0 and self.sync_gradients and bool(self.step.is_fresh)
+
+    @property
+    def has_lost_gradients(self) -> bool:
+        """Whether gradients of earlier micro-batches of this optimizer step were reset."""
+        step = self.step
+        if not (step.is_fresh and step.has_gradient and self.num_backward):
+            return False
+        return step.parameter is not None and step.parameter.grad is None
+
+    def watch_gradients(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
+        """After a backward pass, record for `has_lost_gradients` that there are gradients."""
+        step = self.step
+        if step.parameter is None:
+            step.parameter = next((p for p in parameters() if p.requires_grad), None)
+        step.has_gradient = step.parameter is not None and step.parameter.grad is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position within the current optimizer step."""

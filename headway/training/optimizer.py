@@ -25,6 +25,14 @@ _PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or derived from the
 _WORDS = {"lr": "learning rate"}
 
 
+def note_discarded(progress: Progress, owner: str) -> None:
+    if rank_and_size()[0] == 0:
+        progress.log_note(
+            f"zero_grad() of {owner} discarded the gradients of earlier micro-batches before a step"
+            " used them; fix: call optimizer.zero_grad() after optimizer.step()"
+        )
+
+
 class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
     """Wraps the script's optimizer, and steps only when gradients are due.
 
@@ -135,19 +143,11 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         """Reset the gradients, unless they are accumulating."""
         if self._accumulation.sync_gradients:
             if self._accumulation.is_before_last_backward and self._has_gradients:
-                self._note_discarded()
+                note_discarded(self._progress, "a prepared optimizer")
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
             self._accumulation.num_backward = 0
-
-    def _note_discarded(self) -> None:
-        if rank_and_size()[0] == 0:
-            self._progress.log_note(
-                "zero_grad() of a prepared optimizer discarded the gradients of"
-                f" {self._accumulation.num_backward} earlier micro-batches before a step used them;"
-                " fix: call optimizer.zero_grad() after optimizer.step()"
-            )
 
     @property
     def _has_gradients(self) -> bool:

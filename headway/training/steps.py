@@ -21,7 +21,7 @@ from headway.ipc.step_clock import BACKWARD
 from headway.strategies.ddp import time_exchange
 from headway.strategies.strategy import NULL_CTX
 from headway.training.arguments import reject_unsupported
-from headway.training.optimizer import PreparedOptimizer
+from headway.training.optimizer import PreparedOptimizer, note_discarded
 from headway.training.replicas import note_raw_optimizer, note_unprepared
 from headway.training.training import Training
 
@@ -41,6 +41,8 @@ class Steps:
         """Accumulate the gradients of `loss` / gradient_accumulation_steps."""
         training = self.training
         accumulation, progress = training.accumulation, training.progress
+        if accumulation.has_lost_gradients and training.optimizers:
+            note_discarded(progress, "a prepared model")
         if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
             is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
@@ -56,6 +58,8 @@ class Steps:
             training.precision.backward(loss, **kwargs)
         finally:
             accumulation.num_backward += 1
+            if accumulation.steps > 1:
+                accumulation.watch_gradients(self._parameters)
             progress.num_trained += 1
             if progress.num_trained == 1:
                 note_unprepared(training)
@@ -107,13 +111,15 @@ class Steps:
         return accumulation.start_of_backward(
             loss,
             num_tokens,
-            lambda: chain.from_iterable(
-                model.parameters()
-                for number, model in enumerate(training.models)
-                if not accumulation.is_apart(number)
-            ),
+            self._parameters,
             is_synced=training.strategy.shards or accumulation.syncs_each_batch,
         )
+
+    def _parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Return the parameters of the models that are accumulated together."""
+        is_apart = self.training.accumulation.is_apart
+        models = (model for at, model in enumerate(self._models()) if not is_apart(at))
+        return chain.from_iterable(model.parameters() for model in models)
 
     def _models(self) -> list[torch.nn.Module]:
         return self.training.models
