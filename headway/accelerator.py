@@ -795,8 +795,8 @@ class Accelerator(Process):
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Include the state of these objects, taken from rank 0, in checkpoints.
 
-        All ranks load rank 0's state, and the ranks' states are not compared: do not register an
-        object whose state differs between ranks.
+        All ranks load rank 0's state: do not register an object whose state differs between ranks.
+        In the first save, a note names such objects.
 
         Args:
             objects: must have `load_state_dict(state)` and `state_dict()`, which returns tensors,

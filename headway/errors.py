@@ -163,11 +163,18 @@ class HeadwayError(Exception):
 
     exit_code: int = 1
     note: str = ""  # an additional line, printed after the problems
-    is_of_all_ranks: bool = False  # every rank raises it, so only rank 0 prints all of it
 
     def __init__(
-        self, what: str, *, where: str, fix: str, code: str | None, details: str = ""
+        self,
+        what: str,
+        *,
+        where: str,
+        fix: str,
+        code: str | None,
+        details: str = "",
+        is_of_all_ranks: bool = False,
     ) -> None:
+        self.is_of_all_ranks = is_of_all_ranks  # if so, only rank 0 prints all of it
         self.problems: tuple[Problem, ...] = (Problem(what, where, fix, code, details),)
         super().__init__(str(self.problems[0]))
 

@@ -191,9 +191,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
         failed = _error_fields(error)
     for what, where, fix, code in filter(None, _gather(failed, group)):
-        shared = CheckpointError(what, where=where, fix=fix, code=code)
-        shared.is_of_all_ranks = True
-        raise shared
+        raise CheckpointError(what, where=where, fix=fix, code=code, is_of_all_ranks=True)
     return result  # type: ignore[return-value]
 
 

@@ -93,14 +93,13 @@ def save_tensors(
         rank, (cause, _) = next(iter(error.failures.items()))
         if not isinstance(cause, OSError):
             raise
-        failed = CheckpointError(
+        raise CheckpointError(
             f"rank {rank} could not write its tensors: {cause.strerror or cause}",
             where=str(cause.filename or folder),
             fix=DISK_FIX,
             code=Code.UNWRITABLE,
-        )
-        failed.is_of_all_ranks = True
-        raise failed from None
+            is_of_all_ranks=True,
+        ) from None
     # the index is first written under a temporary name
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
 

@@ -333,6 +333,7 @@ class PreshardedSource(BatchSource):
                 fix=f"pass the same {name} to DistributedSampler on all ranks; it divides the data"
                 " by rank",
                 code=Code.DATA_DIFFERS,
+                is_of_all_ranks=True,
             )
         rank = "None" if own is None else str(own.rank)
         ranks = call_barrier(LOOP, rank) or [rank] * (self._num_ranks if has_real_ranks() else 1)
@@ -344,6 +345,7 @@ class PreshardedSource(BatchSource):
                 where=LOOP,
                 fix="omit num_replicas= and rank=, or pass rank=accelerator.process_index",
                 code=Code.DATA_DIFFERS,
+                is_of_all_ranks=True,
             )
 
     def _with_others(self, items: Iterator[Item], iteration: LoaderIteration) -> Iterator[Item]:
@@ -436,6 +438,7 @@ def require_same(**facts: object) -> None:
             " each rank reads its own part, pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(already_sharded=True))",
             code=Code.DATA_DIFFERS,
+            is_of_all_ranks=True,
         )
 
 

@@ -314,6 +314,7 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
         where=f"the script's {operation}(...)",
         fix=_REMEDIES[operation],
         code=Code.TENSORS_DIFFER,
+        is_of_all_ranks=True,
     )
 
 

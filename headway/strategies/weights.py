@@ -139,6 +139,7 @@ def _require_same_everywhere(tensors: list[str]) -> None:
         where="the script's prepare(...)",
         fix="create the same model, and freeze the same parameters, on every rank",
         code=Code.MODELS_DIFFER,
+        is_of_all_ranks=True,
     )
 
 

@@ -111,9 +111,8 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
 
 
 def _differing(what: str, call: str, fix: str) -> UsageError:
-    return UsageError(
-        f"{what}: the ranks train different models", where=call, fix=fix, code=Code.MODELS_DIFFER
-    )
+    what, code = f"{what}: the ranks train different models", Code.MODELS_DIFFER
+    return UsageError(what, where=call, fix=fix, code=code, is_of_all_ranks=True)
 
 
 def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -111,7 +111,7 @@ def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> 
     assert (crash.where, crash.fix) == ("b", "c")
     assert crash.traceback.endswith("UsageError: a [HW501]\n")
     assert rank.stderr == crash.traceback + "  from: b\n  fix:  c\n"
-    text = text.replace("raise UsageError", "UsageError.is_of_all_ranks = True\nraise UsageError")
+    text = text.replace("code=", "is_of_all_ranks=True, code=")
     rank, _ = run_as_rank(script(text), RANK="1", WORLD_SIZE="2")
     assert rank.stderr == "UsageError: a [HW501], as on rank 0\n"
 
