@@ -136,13 +136,13 @@ def memory_limit(source: Source) -> int | None:
     return min((limit for limit in limits if limit < 2**60), default=None)
 
 
-def count_oom_kills(root: str = "/") -> int:
-    """Return the number of processes in this cgroup that the OOM killer has killed."""
-    counts = [0]
+def count_oom_kills(root: str = "/") -> int | None:
+    """Return how many processes in this cgroup the OOM killer has killed; None if unknown."""
+    counts = list[int]()
     for text in _texts(Source(root), "memory", "memory.events", "memory.oom_control"):
         facts = dict(line.split()[:2] for line in text.splitlines())
-        counts.append(int(facts.get("oom_kill", 0)))
-    return max(counts)
+        counts += [int(facts[name]) for name in facts if name == "oom_kill"]
+    return max(counts, default=None)
 
 
 def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:

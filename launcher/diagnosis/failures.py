@@ -132,7 +132,7 @@ def find_failure(
     *,
     ranks: Sequence[int],
     world_size: int,
-    memory_kills: int = 0,
+    memory_kills: int | None = None,
     last_lines: Mapping[int, Sequence[str]] | None = None,
     divergence: Sequence[str] = (),
     lost_reader: str = "",

@@ -12,6 +12,7 @@ from headway.errors import MORE_PROCESSES
 from headway.ipc.paths import installer_of
 from headway.ipc.records import Crash
 from headway.ipc.stderr import shown
+from headway.launcher.diagnosis.stacks import parse_traceback, user_frame
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -41,7 +42,7 @@ class Evidence(NamedTuple):
     code: int  # exit code of the process; negative for a signal
     crash: Crash | None = None  # the unhandled exception
     message: str = ""  # the text of sys.exit("text")
-    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    memory_kills: int | None = None  # by the kernel's OOM killer during the run; None: unknown
     lost_reader: str = ""  # the launcher's streams whose reader disconnected
     divergence: tuple[str, ...] = ()  # the ranks' positions, after a communication error
     killed_after_s: float | None = None  # time until the launcher killed the rank
@@ -70,6 +71,10 @@ _OOM_KILL_FIX = (
     "usually, this was the kernel's OOM killer (`dmesg` lists its kills): use fewer processes, "
     "loader workers or samples, or raise the memory limit of the job or container; otherwise, "
     "another program killed the process"
+)
+_NO_OOM_KILL_FIX = (
+    "another program, a user or a scheduler sent the signal (systemd-oomd and earlyoom do so to "
+    "free memory): the kernel counted no OOM kill in this control group during the run"
 )
 
 
@@ -189,7 +194,7 @@ REASONS = (
         "loader_worker_killed",
         lambda seen: _has_lost_loader_worker(seen),
         _EXCEPTION + ": one of its loader workers was killed{memory_kills}",
-        _OOM_KILL_FIX,
+        "{kill_fix}",
     ),
     _for_crash(
         "error_in_headway",
@@ -198,7 +203,7 @@ REASONS = (
         "report it with the traceback",
         ", raised inside Headway",
     ),
-    _for_crash("exception", lambda _: True, "fix the script at the line the traceback points to"),
+    _for_crash("exception", lambda _: True, "fix the script at {line}"),
     Reason(
         "left_without_exit",
         lambda seen: seen.code == 0,
@@ -216,7 +221,7 @@ REASONS = (
         "killed",
         lambda seen: seen.code == -signal.SIGKILL,
         "{rank} was killed by {signal}{memory_kills}",
-        _OOM_KILL_FIX,
+        "{kill_fix}",
     ),
     Reason(
         "segmentation_fault",
@@ -290,6 +295,8 @@ def find_reason(evidence: Evidence) -> Reason:
 
 def formatted(text: str, evidence: Evidence, rank: str = "") -> str:
     missing = re.search(r"No module named '(\w+)", evidence.crash.message if evidence.crash else "")
+    frames = parse_traceback(evidence.crash.traceback) if evidence.crash else ()
+    user = user_frame(frames)
     kills = f" (OOM kills by the kernel during the run: {evidence.memory_kills})"
     sentence = text.format(
         rank=rank,
@@ -300,6 +307,10 @@ def formatted(text: str, evidence: Evidence, rank: str = "") -> str:
         memory_kills=kills if evidence.memory_kills else "",
         lost_reader=evidence.lost_reader,
         divergence="".join(evidence.divergence[:1]),
+        kill_fix=_NO_OOM_KILL_FIX if evidence.memory_kills == 0 else _OOM_KILL_FIX,
+        line="the line the traceback points to"
+        if user is None or user == frames[-1]
+        else f"{user.file}:{user.line}, which calls the library that raised the exception",
         installer=installer_of(sys.executable),
         module=_PACKAGES.get(missing[1], missing[1]) if missing else "NAME",
     )

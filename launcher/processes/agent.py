@@ -280,7 +280,8 @@ class Agent(LocalElasticAgent):
 
     def find_failure(self, *, silent_fails: bool = False) -> Failure | Hang | ServerDeath | None:
         """Return the last attempt's failure on this machine; see `failures.find_failure`."""
-        memory_kills = count_oom_kills() - self._kills_before
+        kills, before = count_oom_kills(), self._kills_before
+        memory_kills = None if kills is None or before is None else kills - before
         if self._starter.server_exit_code is not None:
             return ServerDeath(Evidence(self._starter.server_exit_code, memory_kills=memory_kills))
         workers = self._worker_group.workers

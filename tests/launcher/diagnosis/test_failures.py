@@ -71,6 +71,14 @@ def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
     assert failure(ended(1, 2, 2.0, crash=usage)).fix == "pass 1"
 
 
+def test_the_script_s_line_is_named_if_a_library_raised_the_exception() -> None:
+    frame = '  File "/a/{}.py", line 7, in f\n    f()\n'
+    for last, line in (("site-packages/b", "at /a/train.py:7, which calls"), ("c", "the line the")):
+        trace = "".join(map(frame.format, ("train", last)))
+        crash = Crash(2.0, "ValueError", "", f"{trace}ValueError: boom\n")
+        assert line in failure(ended(1, 1, 2.0, crash=crash)).fix
+
+
 NO_SPACE = "[Errno 28] No space left on device"
 
 
@@ -213,7 +221,8 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
             "forwarded it to the ranks",
         ),
         (ended(1, -12, 1), 0, "signal", "was killed by SIGUSR2", "another process sent the signal"),
-        (ended(1, -9, 1), 0, "killed", "was killed by SIGKILL", "OOM killer (`dmesg`"),
+        (ended(1, -9, 1), None, "killed", "was killed by SIGKILL", "OOM killer (`dmesg`"),
+        (ended(1, -9, 1), 0, "killed", "was killed by SIGKILL", "no OOM kill in this control"),
         (ended(1, -9, 1), 2, "killed", f"was killed by SIGKILL{KILLS}", "processes"),
         (
             ended(1, -9, 1, killed_after_s=600.0),
@@ -237,14 +246,14 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         ),
         (
             crashed("RuntimeError", WORKER_KILLED),
-            *(0, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
+            *(None, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
         ),
-        (WITH_CAUSE, 0, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
+        (WITH_CAUSE, 0, "loader_worker_killed", LOST_WORKER, "no OOM kill in this control"),
         (crashed("RuntimeError", WORKER_ENDED), 0, "exception", FAILED, "the traceback"),
     ],
 )
 def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
-    end: RankExit, memory_kills: int, name: str, words: str, fix: str
+    end: RankExit, memory_kills: int | None, name: str, words: str, fix: str
 ) -> None:
     found = failure(end, memory_kills=memory_kills, signals_received={signal.SIGUSR1})
     assert (found.reason.name, found.cause) == (name, f"rank 1 of 4 {words}")
