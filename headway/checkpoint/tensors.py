@@ -83,7 +83,7 @@ def save_tensors(
     try:
         with _single_process_quietly():
             save(
-                dict(tensors),
+                _by_prefix(tensors),
                 storage_writer=writer,
                 planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
                 process_group=group,
@@ -102,6 +102,18 @@ def save_tensors(
         ) from None
     # the index is first written under a temporary name
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
+
+
+def _by_prefix(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Group tensors by the first part of their names, because DCP logs each entry that it saves.
+
+    DCP joins the parts again, so the names in the checkpoint do not change.
+    """
+    grouped: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        prefix, _, rest = name.partition(".")
+        grouped.setdefault(prefix, {})[rest] = tensor
+    return grouped
 
 
 class _Writer(FileSystemWriter):
