@@ -104,15 +104,16 @@ def save_tensors(
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
 
 
-def _by_prefix(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def _by_prefix(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Group tensors by the first part of their names, because DCP logs each entry that it saves.
 
     DCP joins the parts again, so the names in the checkpoint do not change.
     """
-    grouped: dict[str, dict[str, torch.Tensor]] = {}
+    grouped: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        prefix, _, rest = name.partition(".")
-        grouped.setdefault(prefix, {})[rest] = tensor
+        prefix, dot, rest = name.partition(".")
+        part, key = (grouped.setdefault(prefix, {}), rest) if dot else (grouped, name)
+        part[key] = tensor
     return grouped
 
 
