@@ -21,7 +21,7 @@ from headway.migration.scripts import (
     with_new_imports,
 )
 
-_LISTED = 5  # line numbers shown per name
+_LISTED = 5  # line numbers shown per name, and scripts
 SCRIPTS = "SCRIPT: a script, or a folder to search for .py files that import accelerate"
 _GUIDES = (
     (
@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("no script given")
     reports: list[_Report] = []
     problems: list[Problem] = []
-    for path in dict.fromkeys(path for word in words for path in find_scripts(word)):
+    paths = list(dict.fromkeys(path for word in words for path in find_scripts(word)))
+    for path in paths:
         try:
             script = read_script(path)
             if script.imports:
@@ -94,9 +95,9 @@ def main(argv: Sequence[str]) -> int:
         f"; check the {differ} rows marked `{DIFFERS}`, which may change results" if differ else ""
     )
     done = "imports changed" if parsed.write else "pass --write to change the imports"
-    print(
-        f"{counts}{check}; {done}" if reports else "no script imports accelerate: nothing to change"
-    )
+    nothing = "no script imports accelerate: nothing to change"
+    summary = f"{counts}{check}; {done}" if reports else nothing
+    print(f"{summary}; scripts read: {_listed(paths) or 'none'}")
     if problems:
         raise ConfigError.of(problems)
     return int(incomplete > 0)
@@ -135,6 +136,6 @@ def _print(report: _Report, is_written: bool) -> None:
     print()
 
 
-def _listed(lines: Sequence[int]) -> str:
-    more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-    return ", ".join(map(str, lines[:_LISTED])) + more
+def _listed(items: Sequence[object]) -> str:
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return ", ".join(map(str, items[:_LISTED])) + more

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             fix=f"resume it with `fg` in its shell, or `kill -CONT {run.pid}`",
             code=Code.NO_LAUNCH,
         )
-    print(_stacks(run.pid))
+    print(f"launch {run.pid}, {run.program}: {_stacks(run.pid)}")
     return 0
 
 

@@ -59,7 +59,7 @@ def test_a_script_without_accelerate_is_shown_its_guide(
     assert main(["adopt", "train.py"]) == 0
     printed = capsys.readouterr().out
     assert guide in printed
-    assert "nothing to change" in printed
+    assert "nothing to change; scripts read: train.py\n" in printed
 
 
 def test_what_is_missing_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

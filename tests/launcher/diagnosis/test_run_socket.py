@@ -232,7 +232,7 @@ def test_stack_without_a_pid_asks_the_only_launch(
     with running() as run:
         only(monkeypatch, run)
         assert main(["stack"]) == 0
-    assert capsys.readouterr().out == "where they are\n"
+    assert capsys.readouterr().out == f"launch {run.pid}, {run.program}: where they are\n"
 
 
 def test_stack_without_a_pid_lists_several_launches(
