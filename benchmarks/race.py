@@ -1,6 +1,8 @@
 """What a failure costs: ranks are killed, under Headway and under torchrun with its checkpoints.
 
     python benchmarks/race.py                 # about five minutes
+    python benchmarks/race.py --form launcher # a launcher of two machines is killed
+    python benchmarks/race.py --form stop     # a rank is stopped (SIGSTOP)
     python benchmarks/race.py --full          # 600 steps, 10 kills, 3 runs of each
     python benchmarks/race.py --json race.json
 
@@ -19,8 +21,20 @@ Both have their defaults. An undisturbed run of the first is what their wall tim
 Effective time is the part of the wall time in which rank 0 did steps that had not been done before.
 A run that does no new step within --give-up seconds after a kill is ended, and counted as stuck.
 
+`--form launcher` has two machines of one rank each, on 127.0.0.1. A random launcher is killed, and
+with it all that it has started, as a scheduler clears a container. The benchmark is the scheduler:
+it starts a launcher again as soon as it has failed, also one that failed because of the other. Two
+more contenders: headway 2:3 has `--num-machines 2:3` instead of 2, so that machine 0 waits for the
+other one instead of failing. torchrun has its c10d rendezvous, with the store on machine 0; a round
+that still contains a killed launcher fails after its `read_timeout` of 60 s, which is stuck here,
+and after 10 s in torchrun tuned.
+
+`--form stop` stops a random rank with SIGSTOP. Headway has `--hang-timeout 5`. torchrun detects no
+hang, but `init_process_group(timeout=)` of 5 s lets the other rank fail. It then waits 30 s before
+it kills the stopped rank: torch 2.13 does not apply its `--shutdown-timeout` to a restart.
+
 The second table is one restart of Headway in milliseconds, each row from the one before it: the
-median over all kills, as rank 0 and the launcher have seen it.
+median over all kills, as rank 0 and the launcher (of the machine that was killed) have seen it.
 """
 
 from __future__ import annotations
@@ -30,6 +44,7 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -46,11 +61,12 @@ import psutil
 
 RANKS, STEP_S, SPREAD_S = 2, 0.2, 0.05
 POLL_S = 0.01
+HANG_S = 5
 
 RECORD = """\
 import json, os, time
 
-_who = os.environ.get("RANK", "launcher")
+_who = os.environ.get("RANK", f"launcher-{os.environ['RACE_MACHINE']}")
 _fd = os.open(f"events-{_who}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 def log(event, step=0):
@@ -67,16 +83,22 @@ def after(owner, name, event, when=lambda result: True):
     setattr(owner, name, wrapper)
 """
 LAUNCHER = """\
-import sys
-from record import after
-from headway.launcher.multinode.rendezvous import Rendezvous
-from headway.launcher.processes.ranks import RankProcesses
-after(RankProcesses, "_poll", "noticed", lambda result: result is not None and result.is_failed())
-after(RankProcesses, "_stop", "others terminated")
-after(Rendezvous, "pause", "restart_delay")
-after(RankProcesses, "start", "forked")
-from headway.commands.main import main
-sys.exit(main())
+from record import after, log
+log("launcher begins")
+from headway.launcher.processes.starter import Starter
+begin = Starter.__init__
+def begin_and_import(self, *args, **kwargs):
+    begin(self, *args, **kwargs)
+    # these import torch, as the launcher does while its server imports torch, too
+    from headway.launcher.multinode.rendezvous import Rendezvous
+    from headway.launcher.processes.ranks import RankProcesses
+    after(RankProcesses, "_poll", "noticed", lambda result: result and result.is_failed())
+    after(RankProcesses, "_stop", "others terminated")
+    after(Rendezvous, "pause", "restart_delay")
+    after(RankProcesses, "start", "forked")
+Starter.__init__ = begin_and_import
+from headway.__main__ import run
+run()
 """
 GPT = """\
 from record import log
@@ -161,6 +183,7 @@ accelerator.end_training()
 TORCHRUN = """\
 from gpt import *
 import os, shutil
+from datetime import timedelta
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pathlib import Path
@@ -169,7 +192,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 log("imports")
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout={timeout})
 log("process group")
 
 class AppState(Stateful):
@@ -218,10 +241,18 @@ dist.destroy_process_group()
 SCRIPTS = {
     "headway auto": HEADWAY.replace("every=EVERY", 'every="auto"'),
     "headway": HEADWAY,
+    "headway 2:3": HEADWAY,
     "torchrun": TORCHRUN,
+    "torchrun tuned": TORCHRUN,
+}
+FORMS = {
+    "rank": ("headway auto", "headway", "torchrun"),
+    "launcher": tuple(SCRIPTS),
+    "stop": ("headway auto", "headway", "torchrun"),
 }
 ROWS = (
-    *("noticed", "others terminated", "restart_delay", "forked", "script begins", "imports"),
+    *("launcher begins", "noticed", "others terminated", "restart_delay", "forked"),
+    *("script begins", "imports"),
     *(
         "process group",
         "checkpoint's imports",
@@ -264,23 +295,104 @@ class Run(NamedTuple):
 Event = dict[str, Any]
 
 
-def command_of(contender: str, steps: int) -> list[str]:
+def is_torchrun(contender: str) -> bool:
+    return contender.startswith("torchrun")
+
+
+def commands_of(contender: str, form: str, steps: int) -> list[list[str]]:
+    """Return the command of each machine."""
     usual = [*("--max-restarts", "100"), "train.py", str(steps)]
-    if contender == "torchrun":
-        words = ["--standalone", "--nproc-per-node", str(RANKS), *usual]
-        return [sys.executable, "-m", "torch.distributed.run", *words]
-    words = ["launch", "--cpu", "--num-processes", str(RANKS), *usual]
-    return [sys.executable, "launcher.py", *words]
+    machines, port = range(2 if form == "launcher" else 1), free_port()
+    ranks = str(RANKS // len(machines))
+    if is_torchrun(contender):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks]
+        if form != "launcher":
+            return [[*torchrun, "--standalone", *usual]]
+        torchrun += ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "race"]
+        torchrun += ["--rdzv-endpoint", f"127.0.0.1:{port}"]
+        tuned = ",read_timeout=10" * (contender == "torchrun tuned")
+        confs = [f"is_host={int(not number)}{tuned}" for number in machines]
+        return [[*torchrun, "--rdzv-conf", conf, *usual] for conf in confs]
+    headway = [sys.executable, "launcher.py", "launch", "--cpu", "--num-processes", ranks]
+    if form != "launcher":
+        timeout = ["--hang-timeout", str(HANG_S)] if form == "stop" else []
+        return [[*headway, *timeout, *usual]]
+    headway += ["--main-address", "127.0.0.1", "--main-port", str(port)]
+    headway += ["--num-machines", "2:3" if contender == "headway 2:3" else "2"]
+    return [[*headway, "--machine-rank", str(number), *usual] for number in machines]
 
 
-def write_scripts(folder: Path, contender: str, every: int) -> None:
-    sizes = {"every": every, "step_s": STEP_S, "spread_s": SPREAD_S, "ranks": RANKS}
-    gpt = GPT
-    for name, value in sizes.items():
-        gpt = gpt.replace(f"{{{name}}}", str(value))
-    texts = {"record": RECORD, "launcher": LAUNCHER, "gpt": gpt, "train": SCRIPTS[contender]}
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def write_scripts(folder: Path, contender: str, form: str, every: int) -> None:
+    sizes: dict[str, object] = {
+        "every": every,
+        "step_s": STEP_S,
+        "spread_s": SPREAD_S,
+        "ranks": RANKS,
+    }
+    sizes["timeout"] = f"timedelta(seconds={HANG_S})" if form == "stop" else None
+    texts = {"record": RECORD, "launcher": LAUNCHER, "gpt": GPT, "train": SCRIPTS[contender]}
     for name, text in texts.items():
+        for size, value in sizes.items():
+            text = text.replace(f"{{{size}}}", str(value))
         (folder / f"{name}.py").write_text(text)
+
+
+class Launchers:
+    """The launchers of a run, and the scheduler that starts the failed ones of two again."""
+
+    def __init__(self, commands: Sequence[list[str]], folder: Path) -> None:
+        self._commands, self._folder = commands, folder
+        self._processes = [self._start(number) for number in range(len(commands))]
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        paths = [str(Path(__file__).parents[1]), str(self._folder)]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environ["PYTHONPATH"] = os.pathsep.join(paths)
+        for name in ("state", "config"):
+            environ[f"XDG_{name.upper()}_HOME"] = str(self._folder / name)
+        environ["RACE_MACHINE"] = str(number)
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                self._commands[number],
+                cwd=self._folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def output(self) -> Path:
+        return self._folder / "output"
+
+    def poll(self) -> int | None:
+        """Return the highest exit code once all have exited."""
+        for number, process in enumerate(self._processes):
+            if process.poll() and len(self._processes) > 1:
+                self._processes[number] = self._start(number)
+        codes = [process.poll() for process in self._processes]
+        exited = [abs(code) for code in codes if code is not None]
+        return max(exited) if len(exited) == len(codes) else None
+
+    def kill(self, number: int) -> None:
+        """Kill a launcher, and what is left of the processes that it has started."""
+        with suppress(psutil.NoSuchProcess):
+            launcher = psutil.Process(self._processes[number].pid)
+            for one in (launcher, *launcher.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+        self._processes[number].wait()
+
+    def end(self) -> None:
+        for number in range(len(self._processes)):
+            self.kill(number)
 
 
 class Events:
@@ -330,10 +442,10 @@ class Events:
         return total
 
 
-def wait_for(find: Callable[[], Any], process: subprocess.Popen[bytes], within_s: float) -> Any:
-    """Return what `find` finds; None if the process ends or it takes too long."""
+def wait_for(find: Callable[[], Any], launchers: Launchers, within_s: float) -> Any:
+    """Return what `find` finds; None if the run ends or it takes too long."""
     until = time.monotonic() + within_s
-    while process.poll() is None and time.monotonic() < until:
+    while launchers.poll() is None and time.monotonic() < until:
         if (found := find()) is not None:
             return found
         time.sleep(POLL_S)
@@ -341,48 +453,48 @@ def wait_for(find: Callable[[], Any], process: subprocess.Popen[bytes], within_s
 
 
 def run(
-    contender: str, steps: int, every: int, kill_at: Sequence[float], seed: int, give_up_s: float
+    contender: str,
+    form: str,
+    steps: int,
+    every: int,
+    kill_at: Sequence[float],
+    seed: int,
+    give_up_s: float,
 ) -> Run:
-    """Run a contender to its end, and kill a random rank at these steps, and parts of a step."""
+    """Run a contender to its end, and kill or stop at these steps, and parts of a step."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="race-") as name:
         folder = Path(name)
-        write_scripts(folder, contender, every)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        environ |= {"XDG_STATE_HOME": f"{name}/state", "XDG_CONFIG_HOME": f"{name}/config"}
-        environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), name])
+        write_scripts(folder, contender, form, every)
         began_at = time.time()
-        with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(
-                command_of(contender, steps),
-                cwd=folder,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+        launchers = Launchers(commands_of(contender, form, steps), folder)
         events, kills = Events(folder), list[Kill]()
         is_stuck = False
         try:
             for at in kill_at:
-                wait_for(lambda: events.furthest >= int(at) or None, process, 600)  # noqa: B023
+                wait_for(lambda: events.furthest >= int(at) or None, launchers, 600)  # noqa: B023
                 time.sleep((at % 1) * STEP_S)
-                kills.append(kill(events, process, dice.randrange(RANKS), give_up_s))
+                kills.append(kill(form, events, launchers, dice.randrange(RANKS), give_up_s))
                 if is_stuck := kills[-1].new_s is None:
                     break
             if not is_stuck:
-                is_stuck = wait_for(process.poll, process, 60 + 2 * steps * STEP_S) != 0
+                is_stuck = wait_for(launchers.poll, launchers, 60 + 2 * steps * STEP_S) != 0
         finally:
-            end(process)
+            launchers.end()
         if is_stuck:
-            print((folder / "output").read_text(errors="replace")[-3000:], file=sys.stderr)
+            print(launchers.output.read_text(errors="replace")[-3000:], file=sys.stderr)
         wall_s = time.time() - began_at
         return Run(contender, wall_s, events.effective_s() / wall_s, is_stuck, kills)
 
 
-def kill(events: Events, process: subprocess.Popen[bytes], rank: int, give_up_s: float) -> Kill:
+def kill(form: str, events: Events, launchers: Launchers, number: int, give_up_s: float) -> Kill:
+    """Kill or stop a rank, or kill a launcher, and return what that has cost."""
     before, last, at = events.pids, events.furthest, time.time()
-    os.kill(events.of(rank)[-1]["pid"], signal.SIGKILL)
+    if form == "launcher":
+        launchers.kill(number)
+    else:
+        signals = {"rank": signal.SIGKILL, "stop": signal.SIGSTOP}
+        os.kill(events.of(number)[-1]["pid"], signals[form])
 
     def step_after(least: int) -> Event | None:
         """Return the first step of rank 0 in a new process that is at least this one."""
@@ -395,11 +507,12 @@ def kill(events: Events, process: subprocess.Popen[bytes], rank: int, give_up_s:
             None,
         )
 
-    if (new := wait_for(lambda: step_after(last + 1), process, give_up_s)) is None:
+    if (new := wait_for(lambda: step_after(last + 1), launchers, give_up_s)) is None:
         return Kill(last)
     first = step_after(0)
     assert first is not None
-    seen = [one for one in events.of("launcher") if one["at"] > at]
+    machine = number if form == "launcher" else 0
+    seen = [one for one in events.of(f"launcher-{machine}") if one["at"] > at]
     seen += [one for one in events.of(0) if one["pid"] == first["pid"]]
     rows, since = {}, at
     for name in ROWS:
@@ -407,16 +520,6 @@ def kill(events: Events, process: subprocess.Popen[bytes], rank: int, give_up_s:
         if found is not None:
             rows[name], since = 1e3 * (found - since), found
     return Kill(last, first["at"] - at, new["at"] - at, last + 1 - first["step"], rows)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a run."""
-    with suppress(psutil.NoSuchProcess):
-        launcher = psutil.Process(process.pid)
-        for one in (*launcher.children(recursive=True), launcher):
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-    process.wait()
 
 
 def moments(steps: int, every: int, kills: int, seed: int) -> list[float]:
@@ -433,7 +536,7 @@ def median(values: Sequence[float | None]) -> str:
 def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
     usual_s = statistics.median(one.wall_s for one in undisturbed)
     head = ("", "first step", "first new step", "repeated", "wall time", "effective", "recovered")
-    print(("{:<12}" + "{:>16}" * 6).format(*head))
+    print(("{:<15}" + "{:>16}" * 6).format(*head))
     for name in ("undisturbed", *dict.fromkeys(one.contender for one in runs)):
         of = [one for one in runs if one.contender == name] or undisturbed
         kills = [kill for name in of for kill in name.kills]
@@ -449,9 +552,9 @@ def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
             f"{statistics.median(name.effective for name in of):.3f}",
             f"{sum(one.new_s is not None for one in kills)} of {len(kills)}",
         ]
-        print(("{:<12}" + "{:>16}" * 6).format(name, *cells))
+        print(("{:<15}" + "{:>16}" * 6).format(name, *cells))
     rows = [
-        one.rows for run in runs if run.contender != "torchrun" for one in run.kills if one.rows
+        one.rows for run in runs if not is_torchrun(run.contender) for one in run.kills if one.rows
     ]
     if not rows:
         return
@@ -465,6 +568,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--form", choices=[*FORMS], default="rank")
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
     parser.add_argument("--kills", type=int, default=3)
@@ -481,10 +585,11 @@ def main() -> None:
     runs: list[Run] = []
     for number in range(given.runs):
         seed = given.seed + number
-        undisturbed.append(run("headway", given.steps, given.every, [], seed, given.give_up))
+        usual = (given.form, given.steps, given.every)
+        undisturbed.append(run("headway", *usual, [], seed, given.give_up))
         kill_at = moments(given.steps, given.every, given.kills, seed)
-        for contender in [given.only] if given.only else SCRIPTS:
-            runs.append(run(contender, given.steps, given.every, kill_at, seed, given.give_up))
+        for contender in [given.only] if given.only else FORMS[given.form]:
+            runs.append(run(contender, *usual, kill_at, seed, given.give_up))
             print(f"{contender}: {runs[-1].wall_s:.0f} s", file=sys.stderr)
     show(undisturbed, runs)
     if given.json:

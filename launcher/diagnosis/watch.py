@@ -169,7 +169,7 @@ class Watch:
         self._ask_all()
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         # without the lock, so that other threads can use the ranks
-        while any(rank.is_silent for rank in ranks) and time.monotonic() < deadline:
+        while any(rank.can_answer for rank in ranks) and time.monotonic() < deadline:
             if self._is_closing:
                 break
             time.sleep(_POLL_S)
@@ -289,6 +289,7 @@ class RankChannel:
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
         self._stats: StepStats | None = None  # the last stats, updated with later progress
+        self.has_global_steps = True  # according to the last timed steps
 
     def read(self) -> bool:
         """Read the available data up to a limit; return whether it shows progress."""
@@ -337,6 +338,8 @@ class RankChannel:
         elif isinstance(record, StepStats):
             self._progress = ProgressSnapshot(record.step, total=record.total, loss=record.loss)
             self._stats = record
+            if record.num_steps:
+                self.has_global_steps = record.has_global_steps
             self._note_stats(record)
             return True
         elif isinstance(record, StatusReply):
@@ -375,12 +378,12 @@ class RankChannel:
         return self.code is None and self.is_asked and not self.is_closed
 
     @property
-    def step(self) -> int:
-        return self._progress.step if self._progress is not None else 0
+    def can_answer(self) -> bool:
+        return self.is_silent and not read_state(self._pid).is_stopped
 
     @property
-    def has_global_steps(self) -> bool:
-        return self._stats is None or self._stats.has_global_steps
+    def step(self) -> int:
+        return self._progress.step if self._progress is not None else 0
 
     @property
     def status(self) -> RankStatus:

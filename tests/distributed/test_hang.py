@@ -304,6 +304,20 @@ def test_a_rank_that_had_to_be_killed_after_a_hang_is_named() -> None:
     assert "rank 1 was killed because it had not stopped after 1 s (--grace" in done.stderr
 
 
+def test_a_suspended_rank_handles_sigterm_after_a_hang() -> None:
+    text = """
+import os, signal, sys
+import torch.distributed as dist
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("cleaned up"))
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.barrier()
+"""
+    flags = ["-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4"]
+    assert "[1] cleaned up" in launch(*flags, script(text), code=124).stderr
+
+
 NUM_BUSY = 6
 NUM_SLOW = 50
 NUM_HANGS = 20
