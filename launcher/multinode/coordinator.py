@@ -347,10 +347,13 @@ class Coordinator:
         if probed.problem:
             self._problems.append(f"{machine.label}: {probed.problem}")
         if self._problems and not self._probes:
+            loss = "if the network loses packets, repair it; otherwise, "
             self._refuse_all(
                 f"{len(self._problems)} of the connections between the machines failed",
                 "\n".join(self._problems),
-                "open the ports above 1023 between the machines, or set GLOO_SOCKET_IFNAME and "
+                loss
+                * (len(self._problems) < len(self.machines))  # some connections succeeded
+                + "open the ports above 1023 between the machines, or set GLOO_SOCKET_IFNAME and "
                 "NCCL_SOCKET_IFNAME to the interface that connects them",
             )
 

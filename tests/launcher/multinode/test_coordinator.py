@@ -134,14 +134,16 @@ def test_ranks_start_once_all_are_there_and_each_has_been_reached_by_another() -
     ]
 
 
-def test_a_machine_that_cannot_be_reached_ends_the_run_before_a_rank_starts() -> None:
+@pytest.mark.parametrize("problem", ["", "cannot reach machine 0"])
+def test_a_machine_that_cannot_be_reached_ends_the_run_before_a_rank_starts(problem: str) -> None:
     run = Run(2, 2).joined(2)
     run.ready(1, 2)
     run.probed(1, problem="cannot reach machine 1 (n2) at 10.0.0.2: timed out")
-    run.probed(2)
+    run.probed(2, problem=problem)
     ends = [message for _, message in run.sent() if isinstance(message, Failed)]
     assert len(ends) == 2
     assert "cannot reach machine 1" in ends[0].details
+    assert ("loses packets" in ends[0].fix) == (problem == "")  # some connections succeeded
 
 
 def test_a_machine_with_another_script_ends_the_run_with_what_differs() -> None:
