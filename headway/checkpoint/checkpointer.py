@@ -17,6 +17,7 @@ from headway.checkpoint.folders import (
     LOCK,
     NUMBERED,
     ProjectLock,
+    SaveTimes,
     lock_project,
     named_folder,
     newest_in,
@@ -67,6 +68,7 @@ class Checkpointer:
         self.has_state = False  # whether this run has saved or loaded a checkpoint
         self._lock = ProjectLock(None)  # of the project; rank 0 only
         self._began_at, self._run_ids = began_at, run_ids
+        self._times = SaveTimes()
         self.schedule = Schedule()
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -117,6 +119,7 @@ class Checkpointer:
             target,
             lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
             CheckpointProgress(training.steps_done, training.epoch, self._began_at),
+            self._times,
             then=then,
         )
         self.has_state = True

@@ -249,8 +249,13 @@ def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]
     With `start`, only checkpoints whose generated names have this prefix are considered. Symbolic
     links are neither counted nor removed.
     """
-    paths = [checkpoint.path for checkpoint in own_checkpoints_in(folder)]
-    own = [path for path in paths if start is None or _number(path.name, start) is not None]
+
+    def is_named(path: Path) -> bool:
+        return start is None or _number(path.name, start) is not None
+
+    if len([path for path in paths_in(folder) if is_named(path)]) <= keep:
+        return {}
+    own = [one.path for one in own_checkpoints_in(folder) if is_named(one.path)]
     return {path: remove(path) for path in own[: -max(keep, 1)]}
 
 
@@ -284,11 +289,25 @@ def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
     return [checkpoint for checkpoint in checkpoints_in(folder) if not checkpoint.path.is_symlink()]
 
 
-def next_saved_at(folder: Path) -> float:
-    """Return the current time or, if the clock was set back, a time later than in any manifest."""
-    beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
-    found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
-    return max(time.time(), max(found, default=0.0) + 1e-3)
+class SaveTimes:
+    """The times of a process's saves, which increase even if the clock is set back.
+
+    The manifests beside a checkpoint are read before the first save to its folder only.
+    """
+
+    def __init__(self) -> None:
+        self._newest = 0.0
+        self._seen: set[Path] = set()
+
+    def next(self, folder: Path) -> float:
+        """Return the time for a checkpoint that is committed to `folder` now."""
+        for place in {folder, folder.parent if folder.name == FOLDER else folder / FOLDER}:
+            if place not in self._seen:
+                self._seen.add(place)
+                found = [checkpoint.manifest.saved_at for checkpoint in checkpoints_in(place)]
+                self._newest = max([self._newest, *found])
+        self._newest = max(time.time(), self._newest + 1e-3)
+        return self._newest
 
 
 def paths_in(folder: Path) -> list[Path]:

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from headway._version import __version__
 from headway.checkpoint.folders import (
+    SaveTimes,
     commit,
     create_pending,
     keep_unlisted,
-    next_saved_at,
     remove,
     require_shared,
 )
@@ -74,6 +74,7 @@ class Prepared(NamedTuple):
     own: Any  # values of this rank
     tensors: Mapping[str, torch.Tensor]  # written by this rank, by name
     progress: CheckpointProgress
+    times: SaveTimes
     then: Callable[[], object]
 
 
@@ -81,6 +82,7 @@ def prepare_checkpoint(
     target: Path,
     state: Callable[[Path], Contents],
     progress: CheckpointProgress,
+    times: SaveTimes,
     *,
     then: Callable[[], object] = bool,
 ) -> Prepared:
@@ -108,7 +110,7 @@ def prepare_checkpoint(
         agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
     written = {name: t for name, t in tensors.items() if _is_written_by(rank, name, t)}
-    return Prepared(target, pending, shared, own, written, progress, then)
+    return Prepared(target, pending, shared, own, written, progress, times, then)
 
 
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
@@ -137,7 +139,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
                 headway=__version__,
                 torch=torch.__version__,
                 python=platform.python_version(),
-                saved_at=next_saved_at(prepared.target.parent),
+                saved_at=prepared.times.next(prepared.target.parent),
                 **prepared.progress._asdict(),
                 world_size=size,
                 files=tuple(files),

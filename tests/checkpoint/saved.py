@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.folders import commit, create_pending, next_saved_at
+from headway.checkpoint.folders import SaveTimes, commit, create_pending
 from headway.checkpoint.manifest import (
     FORMAT,
     NAME,
@@ -27,9 +27,8 @@ def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS) -> None:
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text + str(step))
     files = describe_files(folder, sorted(files_below(folder)))
-    manifest = Manifest(
-        FORMAT, "0.1", "2.13", "3.11", next_saved_at(folder.parent), 0.0, step, 0, 1, tuple(files)
-    )
+    saved_at = SaveTimes().next(folder.parent)
+    manifest = Manifest(FORMAT, "0.1", "2.13", "3.11", saved_at, 0.0, step, 0, 1, tuple(files))
     write_manifest(folder, manifest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from headway.checkpoint.folders import SaveTimes
 from headway.checkpoint.saving import (
     CheckpointProgress,
     Contents,
@@ -21,4 +22,4 @@ def save_checkpoint(
     then: Callable[[], object] = bool,
 ) -> None:
     """Write a checkpoint and commit it; see `prepare_checkpoint`."""
-    write_prepared(prepare_checkpoint(target, state, progress, then=then))
+    write_prepared(prepare_checkpoint(target, state, progress, SaveTimes(), then=then))

@@ -13,9 +13,9 @@ import pytest
 from headway.checkpoint import folders, manifest
 from headway.checkpoint.folders import (
     STEP,
+    SaveTimes,
     checkpoints_in,
     newest_in,
-    next_saved_at,
     prune,
     recover,
 )
@@ -46,7 +46,12 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         monkeypatch.setattr(time, "time", lambda now=1e9 - number: now)
         save(tmp_path / f"checkpoint_{number}", step=number)
     assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [9, 10, 11]
-    assert next_saved_at(tmp_path) > 1e9 - 9
+    times = SaveTimes()
+    assert times.next(tmp_path) > 1e9 - 9
+    with monkeypatch.context() as patch:  # the first save alone reads manifests
+        patch.setattr(folders, "read_manifest", None)
+        assert times.next(tmp_path) > 1e9 - 9
+        assert prune(tmp_path, 3, "checkpoint_") == {}
     assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
     assert prune(tmp_path, 0) == {}
     assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [11]

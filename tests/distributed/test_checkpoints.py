@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from headway import Accelerator
 from headway.checkpoint import saving
-from headway.checkpoint.folders import checkpoints_in, leftovers_in
+from headway.checkpoint.folders import SaveTimes, checkpoints_in, leftovers_in
 from headway.checkpoint.loading import load_checkpoint
 from headway.checkpoint.manifest import verify
 from headway.checkpoint.saving import (
@@ -53,7 +53,7 @@ def save_together() -> None:
     saved = Contents({"sharded": state, "plain": plain}, own)
 
     def save(folder: Path, step: int, read: Any = lambda _: saved) -> None:
-        write_prepared(prepare_checkpoint(folder, read, CheckpointProgress(step, 1)))
+        write_prepared(prepare_checkpoint(folder, read, CheckpointProgress(step, 1), SaveTimes()))
 
     def fail(folder: Path) -> Contents:
         (folder / f"hook_{RANK}.txt").write_text("mine")

@@ -141,13 +141,14 @@ def _only(accelerator: Any, *objects: Any) -> Training:
 
 
 def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -> None:
+    from headway.checkpoint.folders import SaveTimes
     from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
     from headway.checkpoint.training_state import state_of
 
     call_barrier("the saving of a sharded model or optimizer")
     progress = CheckpointProgress(training.steps_done, 0, 0.0)
     state = state_of(training, weights, allow_pickle=False)
-    write_prepared(prepare_checkpoint(folder, lambda _: state, progress))
+    write_prepared(prepare_checkpoint(folder, lambda _: state, progress, SaveTimes()))
 
 
 def _load(
