@@ -198,6 +198,9 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     """Return the ranks' positions, one line per set of ranks; waiting ranks come last."""
     found = find_divergences(statuses)
     lines = [item.sentence + _format_places(statuses, item.ranks) for item in found if item.ranks]
+    stopped = [status.rank for status in statuses if status.no_stack is NoStack.STOPPED]
+    if stopped and not lines:
+        lines = [f"{named(stopped)}: {NoStack.STOPPED.value}"]
     lines = lines or ["no rank is known to be behind its peers"]
     lines += [item.others_sentence + _format_places(statuses, item.others) for item in found]
     mentioned = {rank for item in found for rank in item.ranks + item.others}
