@@ -38,7 +38,7 @@ PRELOADED = (
     *("torch", "torch._dynamo", "torch.nn.parallel.distributed", "transformers"),
     *("accelerate", "headway.accelerator", "headway.compat.accelerator"),
 )
-_ORDER = "several ranks shuffle in the same order as one process"
+_ORDER = "a shuffled loader has another order"
 WHY = {
     "batch_size_finder": "the batch size is halved; Accelerate multiplies it by 0.9",
     "bf16_autocast": _ORDER,
@@ -46,6 +46,8 @@ WHY = {
     "logger_and_state": "a PartialState() created first connects the ranks; on CPUs, Accelerate's"
     " needs cpu=True for that, otherwise each rank trains alone",
     "resumed_epoch": _ORDER,
+    "seedable_sampler": f"{_ORDER}, in all epochs",
+    "stream": "the last round is divided evenly",
     "transformers_classifier": f"{_ORDER}; the schedule is in optimizer steps",
     "uneven_metric": _ORDER,
     "uneven_training": f"{_ORDER}; the last round is divided evenly",

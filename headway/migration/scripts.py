@@ -265,6 +265,12 @@ DIFFERENCES = (
         "fewer repeated samples in the last step of an epoch",
     ),
     ApiDifference(
+        ("Accelerator.prepare",),
+        "a shuffled loader has another order, except in the first epoch on one rank",
+        "the order does not depend on the number of ranks; for Accelerate's order, run `headway"
+        " adopt --compat`",
+    ),
+    ApiDifference(
         ("Accelerator.reduce",),
         "reduction='none' keeps each rank's values; Accelerate sums them. scale is applied;"
         " Accelerate applies it only on TPUs",

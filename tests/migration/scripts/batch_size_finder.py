@@ -23,7 +23,7 @@ def train(batch_size):
     losses = []
     for batch in loader:
         if len(batch) > 20:
-            raise RuntimeError("CUDA out of memory.")
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         loss = (model(batch).squeeze(1) - batch.sum(1)).square().mean()
         accelerator.backward(loss)
         optimizer.step()
