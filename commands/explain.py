@@ -56,5 +56,9 @@ def _page_of(word: str) -> Page:
     pages = read_pages()
     page = pages.get(word.strip("[]").upper())
     if page is None:
-        raise usage_error(f"unknown error {word!r}", fix="run `headway explain` to list all errors")
+        raise usage_error(
+            f"unknown error ID {word!r}",
+            fix="run `headway explain` to list all error IDs; `headway launch --help` explains the"
+            " settings",
+        )
     return page

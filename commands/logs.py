@@ -19,7 +19,7 @@ from headway.launcher.remote import slurm_jobs
 _EVERY_S = 0.5
 _INTERRUPTED = 130
 _LOG = re.compile(r"rank_(\d+)_attempt_(\d+)\.log")
-_FIX = "launch with --log-dir DIR to keep all output"
+_FIX = "launch with --log-dir DIR to keep all output, also of one process"
 
 
 def main(argv: Sequence[str]) -> int:

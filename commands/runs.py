@@ -51,9 +51,12 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps([as_json(record) for record in records], indent=2))
     else:
         rows = [_row(record, _script(record, records)) for record in records]
-        if rows:
-            print_table(_HEAD, rows, _OPTIONAL)
-        else:
+        if omitted := print_table(_HEAD, rows, _OPTIONAL):
+            columns = ", ".join(name for name in _HEAD if name in omitted)
+            log(
+                f"columns omitted on this narrow terminal: {columns}; `headway runs --json` has all"
+            )
+        if not rows:
             log("no runs are recorded yet: `headway launch` records each run")
         if records and (line := command_line(records[-1])):
             log(f"to repeat the newest: {line}")

@@ -19,8 +19,10 @@ def escape_unencodable() -> None:
 
 def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str] = ()
-) -> None:
+) -> Sequence[str]:
     """Print a table to standard output; its cells may have several lines.
+
+    Return the columns that are omitted because the terminal is narrow.
 
     On a terminal, cells after the first are wrapped, and a status in the first column is colored.
     Otherwise, there are no colors, cells are neither wrapped nor cut, and the header is omitted
@@ -32,7 +34,7 @@ def print_table(
         optional: columns to omit on a narrow terminal, in this order.
     """
     if not rows:
-        return
+        return ()
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -55,18 +57,20 @@ def print_table(
     values = {name: {row[index] for row in rows} for index, name in enumerate(head)}
     optional = sorted(optional, key=lambda name: values[name] != {"-"})  # empty columns first
     empty = [name for name in optional if values[name] == {"-"}]
-    table = without(empty)
+    omitted, table = empty, without(empty)
     if is_terminal:
         console = Console()
         for count in range(len(empty) + 1, len(optional) + 1):
             if unlimited.measure(table).maximum > console.width:
-                table = without(optional[:count])
+                omitted = optional[:count]
+                table = without(omitted)
         console.print(table)
-        return
+        return omitted[len(empty) :]
     with unlimited.capture() as captured:
         unlimited.print(table)
     for line in captured.get().splitlines():
         print(line.rstrip())
+    return ()
 
 
 def when(seconds: float) -> str:

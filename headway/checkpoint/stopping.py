@@ -115,9 +115,9 @@ class StopSignals:
         if is_first:
             again = "; press Ctrl-C again to stop at once" if came is StopRequest.SIGINT else ""
             rank, size = rank_and_size()
-            if_all = ", if all ranks complete it" if size > 1 else ""  # a rank may have failed
+            step = "the step that the ranks agree on" if size > 1 else "one of the next steps"
             if rank == 0:
-                log_in_handler(f"{came}: saving and stopping after this step{if_all}{again}")
+                log_in_handler(f"{came}: saving and stopping after {step}{again}")
         is_called = before is not None and not signals.is_default_handler(before)
         if is_called or (came is StopRequest.SIGINT and is_again):
             before(number, frame)

@@ -53,7 +53,7 @@ def _variables(start: Launch) -> dict[str, str]:
 
 def _launch_method(start: Launch) -> dict[str, str]:
     return {
-        "RANK, LOCAL_RANK, ...": "set" if start.is_rank else _GONE,
+        "as a rank, with RANK, LOCAL_RANK, ...": "yes" if start.is_rank else "no",
         "working folder": start.folder,
         "Python": " ".join(start.python),
     }

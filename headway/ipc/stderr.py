@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 _logged: set[str] = set()
+_logged_at = 0.0
 
 
 def line_of(text: str) -> str:
     """Return the line that `log` writes for `text`."""
     return f"headway: {text}\n"
+
+
+def _end_bar() -> str:
+    """Return a newline if tqdm has drawn a progress bar on stderr since the last call."""
+    global _logged_at
+    before, _logged_at = _logged_at, time.time()
+    bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
+    ours = [bar for bar in list(bars) if getattr(bar, "fp", None) == sys.stderr]
+    return "\n" if any(getattr(bar, "last_print_t", 0) > before for bar in ours) else ""
 
 
 def flush_streams() -> None:
@@ -34,7 +45,7 @@ def log(text: str) -> None:
     stream = sys.stderr or sys.stdout  # None if closed
     if stream is not None:
         with suppress(OSError, RuntimeError):  # a signal handler interrupted a write
-            stream.write(line_of(text))
+            stream.write(_end_bar() + line_of(text))
             stream.flush()
 
 
@@ -47,7 +58,7 @@ def log_once(text: str) -> None:
 def log_in_handler(text: str) -> None:
     """Write a line to stderr, even in a signal handler that interrupted another write."""
     with suppress(OSError):
-        os.write(2, line_of(text).encode())
+        os.write(2, (_end_bar() + line_of(text)).encode())
 
 
 def ranges(ranks: Iterable[int]) -> str:
@@ -67,7 +78,8 @@ def named(ranks: Sequence[int]) -> str:
 
 
 SILENT_S = 1.0
-"""Seconds after which a wait is logged."""
+"""Seconds after which a wait is logged on a terminal."""
+_SILENT_FACTOR = 5  # elsewhere
 
 
 @contextmanager
@@ -76,11 +88,13 @@ def waiting_for(
 ) -> Iterator[None]:
     """Log `headway: waiting for ...` to stderr if the block takes longer than `after_s` seconds.
 
-    The default is `SILENT_S`.
+    The default is `SILENT_S` on a terminal, and 5 times as long elsewhere.
     """
     import threading  # not needed to launch a single process
 
-    timer = threading.Timer(SILENT_S if after_s is None else after_s, log, [f"waiting for {what}"])
+    if after_s is None:
+        after_s = SILENT_S * (1 if sys.stderr.isatty() else _SILENT_FACTOR)
+    timer = threading.Timer(after_s, log, [f"waiting for {what}"])
     timer.daemon = True
     if not is_quiet:
         timer.start()

@@ -63,7 +63,10 @@ def run_exit_of(run: RunOutcome) -> RunExit:
         cause = cause or (failure.cause if failure is not None else "")
         what = f" before {restart}; {cause}" if restart else unsaved
         before = f"; earlier, {run.remote_failure.cause}" if run.remote_failure is not None else ""
-        return RunExit(128 + stop, f"{by}{what}{before}{describe_killed(run.exits)}")
+        line = f"{by}{what}{before}{describe_killed(run.exits)}"
+        # rank 0 has logged why it stopped, and where it saved
+        is_logged = line == by and run.machine == 0 and run.have_saved and _has_saved(run)
+        return RunExit(128 + stop, "" if is_logged else line)
     remote_failure = run.remote_failure or (run.lost_during_stop if has_lost else None)
     as_reported = ", as machine 0 reports"
     if remote_failure is not None and (failure is None or remote_failure.machine != run.machine):
@@ -73,8 +76,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
     if failure is None and stop is not None and len(run.exits) < run.num_ranks:
         return RunExit(128 + stop, f"stopped by {stop.name}")
     if failure is None:
-        is_saved = any(end.code == STOPPED_AND_SAVED for end in run.exits)
-        return RunExit(STOPPED_AND_SAVED if is_saved else 0)
+        return RunExit(STOPPED_AND_SAVED if _has_saved(run) else 0)
     if stop is not None and not has_lost:
         is_consequence = isinstance(failure, Failure) and failure.suspicion > 1
         code = 128 + stop if is_consequence else failure.exit_code
@@ -84,6 +86,10 @@ def run_exit_of(run: RunOutcome) -> RunExit:
     if remote_failure is not None and run.is_reported_by_machine_0:
         line = f"the run failed here{as_reported}"
     return _repeated(run, RunExit(failure.exit_code, line, failure))
+
+
+def _has_saved(run: RunOutcome) -> bool:
+    return any(end.code == STOPPED_AND_SAVED for end in run.exits)
 
 
 def _repeated(run: RunOutcome, run_exit: RunExit) -> RunExit:

@@ -41,6 +41,7 @@ def test_all_errors_are_listed_also_as_json() -> None:
 def test_an_unknown_id_gets_no_other_id() -> None:
     code, text = run("explain", "HW02")
     assert code == 2
-    assert text.startswith("error: unknown error 'HW02'")
+    assert text.startswith("error: unknown error ID 'HW02'")
+    assert "`headway launch --help` explains the settings" in text
     assert "did you mean" not in text
     assert run("explain", "HW001", "HW002")[0] == 2

@@ -76,7 +76,7 @@ class Terminal(io.StringIO):
 
 
 def test_the_name_of_a_run_is_not_wrapped_on_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = write_run(rows=[(0, stats(20))], script="/work/a_rather_long_folder/train.py")
     for columns in (60, 200):
@@ -85,6 +85,8 @@ def test_the_name_of_a_run_is_not_wrapped_on_a_narrow_terminal(
             assert main(["runs"]) == 0
         assert record.name in printed.getvalue()
         assert ("samples/s" in printed.getvalue()) == (columns == 200)
+        note = "narrow terminal: began, steps, samples/s; `headway runs --json` has all\n"
+        assert (note in capsys.readouterr().err) == (columns == 60)
 
 
 def test_why_prints_the_report_and_what_has_changed() -> None:

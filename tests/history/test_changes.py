@@ -27,7 +27,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "a package": ({"packages": {**PACKAGES, "numpy": "2.2.0"}}, "package numpy: 2.1.0 -> 2.2.0"),
     "a script that became a rank": (
         {"is_rank": True},
-        "launch RANK, LOCAL_RANK, ...: - -> set",
+        "launch as a rank, with RANK, LOCAL_RANK, ...: no -> yes",
     ),
     "the commit": (
         {"commit": COMMIT._replace(commit="b" * 40)},

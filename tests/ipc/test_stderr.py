@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,27 @@ def test_a_slow_import_of_torch_is_announced(tmp_path: Path) -> None:
         go.touch()
         process.communicate(timeout=120)
     assert process.returncode != 0
+
+
+@pytest.mark.parametrize("log", [stderr.log, stderr.log_in_handler])
+def test_a_line_is_not_glued_to_a_progress_bar(
+    log: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # starts no thread
+    bar = tqdm(total=9, mininterval=0)
+    bar.update()
+    for text in ("one", "two"):
+        log(text)
+    bar.update()
+    log("three")
+    bar.close()
+    log("four")
+    lines = capfd.readouterr().err.split("\n")
+    assert [line for line in lines if "\r" not in line] == [
+        *(f"headway: {text}" for text in ("one", "two", "three", "four")),
+        "",
+    ]
 
 
 def test_ranks_are_written_as_ranges() -> None:

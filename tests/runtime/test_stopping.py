@@ -73,11 +73,13 @@ def test_a_rank_saves_when_it_is_stopped_until_its_handlers_are_released() -> No
     assert progress.sent == [WillSave(), WillSave(False)]
 
 
-@pytest.mark.parametrize(("size", "condition"), [(1, ""), (2, ", if all ranks complete it")])
+@pytest.mark.parametrize(
+    ("size", "step"), [(1, "one of the next steps"), (2, "the step that the ranks agree on")]
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_break(
     size: int,
-    condition: str,
+    step: str,
     number: signal.Signals,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -88,7 +90,7 @@ def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_
     signals.trap()
     signal.raise_signal(number)
     signals.release()
-    said = f"{number.name}: saving and stopping after this step{condition}"
+    said = f"{number.name}: saving and stopping after {step}"
     again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
     assert f"{said}{again}\n" in capfd.readouterr().err
 

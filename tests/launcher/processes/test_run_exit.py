@@ -61,7 +61,7 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("a failure amid a save", stopped(75, 1), {"stop": TERM, **SAVES}, 1, "rank 1"),
     ("Ctrl-C ends the ranks", exits(-INT, -INT), {"stop": INT}, 130, "interrupted"),
     ("Ctrl-C, and all exit with 0", exits(0, 0), {"stop": INT}, 130, "interrupted"),
-    ("Ctrl-C, and all save", exits(75, 75), {"stop": INT, **SAVES}, 130, "interrupted"),
+    ("Ctrl-C, and all save", exits(75, 75), {"stop": INT, **SAVES}, 130, ""),
     ("Ctrl-C loses a save", exits(0, 7), {"stop": INT, **SAVES}, 130, f"interrupted{UNSAVED}"),
     ("Ctrl-C after SIGTERM", exits(75, -KILL), CUT_SHORT, 143, f"stopped by SIGTERM{UNSAVED}"),
     ("Ctrl-C after the save", exits(75, 75), CUT_SHORT, 75, ""),
