@@ -68,6 +68,7 @@ class Checkpointer:
         self.has_state = False  # whether this run has saved or loaded a checkpoint
         self._lock = ProjectLock(None)  # of the project; rank 0 only
         self._began_at, self._run_ids = began_at, run_ids
+        self._began_in = _working_folder()
         self._times = SaveTimes()
         self.schedule = Schedule()
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -302,9 +303,17 @@ class Checkpointer:
                 )
         return self._lock.fd is not None
 
+    @property
+    def project_path(self) -> Path | None:
+        """The project folder, the same one after the script has changed the working directory."""
+        if self.project.project_dir is None:
+            return None
+        path = Path(self.project.project_dir).expanduser()
+        return path if _working_folder() == self._began_in else self._began_in / path
+
     def project_folder(self, method: str) -> Path:
         """Return the project folder; if there is none, raise a UsageError that names `method`."""
-        folder = self.project.project_dir
+        folder = self.project_path
         if folder is None:
             raise UsageError(
                 f"{method}() needs a project folder for its checkpoints",
@@ -312,7 +321,7 @@ class Checkpointer:
                 fix='pass Accelerator(project_dir="runs/my_run"), one folder per training run',
                 code=Code.NO_FOLDER,
             )
-        return Path(folder).expanduser()
+        return folder
 
     def _next_folder(self, output_dir: Folder) -> Path:
         if not self.project.automatic_checkpoint_naming:
@@ -343,6 +352,14 @@ class Checkpointer:
                 code=Code.NO_CHECKPOINT,
             )
         return newest
+
+
+def _working_folder() -> Path:
+    """Return the working directory; an empty path if it was removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
 
 
 def _given(folder: Folder, method: str) -> Path:

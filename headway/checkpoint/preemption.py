@@ -331,10 +331,9 @@ class Preemption:
         """Raise CheckpointError if this run would replace the checkpoints of an earlier run."""
         from headway.checkpoint.saving import on_rank_0
 
-        folder = self._checkpoints.project.project_dir
-        if folder is None or self._checkpoints.has_state:
+        project = self._checkpoints.project_path
+        if project is None or self._checkpoints.has_state:
             return
-        project = Path(folder).expanduser()
         found = on_rank_0(lambda: [str(candidate.path) for candidate in candidates(project)[-1:]])
         if found:
             raise CheckpointError(

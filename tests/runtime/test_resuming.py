@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,19 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
         assert process_progress().step == run.step  # of a failure before the next one
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
+
+
+def test_a_script_that_changes_the_folder_keeps_its_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    training.train_to(3, every=3)
+    (other := tmp_path / "other").mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(other)
+        training.train_to(6, every=3)
+    assert not [*other.iterdir()]
+    assert Training().accelerator.resume().step == 6
 
 
 def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.MonkeyPatch) -> None:
