@@ -31,7 +31,7 @@ from headway.checkpoint.manifest import (
     write_json,
     write_manifest,
 )
-from headway.checkpoint.tensors import DISK_FIX, save_tensors
+from headway.checkpoint.tensors import fix_of, save_tensors
 from headway.checkpoint.values import encode
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, Code, HeadwayError
@@ -225,7 +225,7 @@ def _error_fields(error: Exception) -> tuple[str, str, str, str | None]:
     return (
         f"the checkpoint failed: {cause}",
         f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
-        DISK_FIX
+        fix_of(error)
         if isinstance(error, OSError)
         else "correct the code that raises it; older checkpoints are intact",
         Code.UNWRITABLE,

@@ -6,6 +6,7 @@ Instead, Headway reads the same index from a JSON file.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -42,11 +43,18 @@ from headway.errors import CheckpointError, Code
 from headway.ipc.typed import read
 
 INDEX = "index.json"
-DISK_FIX = (
-    "check that the disk works and has free space, or save elsewhere; older checkpoints are intact"
-)
+_LIMITS = {
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
+}
 _BUFFER_SIZE = 2**20  # bytes
 _SMALL_BLOCK = 2**18  # bytes; up to this size, a checksum is faster than starting a thread
+
+
+def fix_of(error: OSError) -> str:
+    """Return the fix for an error of a write."""
+    disk = "check that the disk works and has free space, or save elsewhere"
+    return f"{_LIMITS.get(error.errno or 0, disk)}; older checkpoints are intact"
 
 
 class Part(NamedTuple):
@@ -96,7 +104,7 @@ def save_tensors(
         raise CheckpointError(
             f"rank {rank} could not write its tensors: {cause.strerror or cause}",
             where=str(cause.filename or folder),
-            fix=DISK_FIX,
+            fix=fix_of(cause),
             code=Code.UNWRITABLE,
             is_of_all_ranks=True,
         ) from None

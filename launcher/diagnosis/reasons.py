@@ -25,6 +25,7 @@ from headway.launcher.diagnosis.torch_messages import (
     NEW_SEMAPHORE,
     NO_GPU,
     NO_INPUT,
+    NO_INTERFACE,
     NO_KERNELS,
     NO_NCCL,
     NO_TEMPORARY_FOLDER,
@@ -91,6 +92,12 @@ REASONS = (
         lambda seen: bool(seen.lost_reader) and _is_broken_pipe(seen),
         "the reader of {lost_reader} disconnected",
         "",
+    ),
+    _for_crash(
+        "no_interface",
+        lambda crash: contains(crash.message, NO_INTERFACE),
+        "no network interface of this machine has that name: unset GLOO_SOCKET_IFNAME, or set it "
+        "to a name that `ip -brief address` prints",
     ),
     Reason(
         "ranks_diverged",

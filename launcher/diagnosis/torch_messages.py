@@ -36,6 +36,9 @@ NO_NCCL = (
     Text("doesn't have NCCL built in", "torch 2.13.0, distributed/distributed_c10d.py"),
     Text("ProcessGroupNCCL is only supported with GPUs", "torch sources, ProcessGroupNCCL.cpp"),
 )
+NO_INTERFACE = (
+    Text("Unable to find address for", "torch 2.13.0, libtorch_cpu (gloo/transport/tcp/device.cc)"),
+)
 NO_GPU = (
     Text("Torch not compiled with CUDA enabled", "torch 2.13.0, cuda/__init__.py"),
     Text("has no attribute '_cuda_", "torch 2.13.0's CPU build: torch.cuda.set_device(0)"),

@@ -269,6 +269,7 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
         with no_file_above(largest * part // 20):
             problem = refused(tmp_path / "a").problems[0]
         assert os.strerror(27) in problem.what  # EFBIG
+        assert "ulimit -f" in problem.fix
         assert ".tmp-a-" in problem.where
     Trained(2).accelerator.save_state(tmp_path / "a")
     assert verify(tmp_path / "a").step == 2

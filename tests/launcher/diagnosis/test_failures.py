@@ -119,6 +119,7 @@ NO_SPACE = "[Errno 28] No space left on device"
         ),
         ("AcceleratorError", "CUDA error: no kernel image is available for", "headway doctor"),
         ("RuntimeError", NO_NCCL, "pass backend='gloo'"),
+        ("RuntimeError", "Unable to find address for: eth7", "GLOO_SOCKET_IFNAME"),
         ("ValueError", "GPU modules or CPU modules, but got device_ids [0]", "omit device_ids"),
     ],
 )
