@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from headway.distributed.call_barrier import barrier, call_barrier, runs_ahead
 from headway.distributed.handler import check_range, checked
-from headway.distributed.nested import for_each_tensor, leaves
+from headway.distributed.nested import for_each_tensor, tensors_with_paths
 from headway.distributed.world import group_device, rank_and_size
 from headway.errors import Code, UsageError
 
@@ -32,7 +32,7 @@ def gather(tensor: Any) -> Any:
 
     Raises:
         UsageError: the data contains objects other than tensors.
-        DifferentTensors: shapes or dtypes differ between ranks; raised on all ranks. Tensors
+        DifferentTensors: keys, shapes or dtypes differ between ranks; raised on all ranks. Tensors
             on GPUs are compared only with TORCH_DISTRIBUTED_DEBUG=INFO.
 
     Examples:
@@ -93,7 +93,7 @@ def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
         rows = t.detach().reshape(1) if t.ndim == 0 else t.detach()
         return torch.cat(_exchange_among_first(rows.cpu(), num_ranks)).to(t.device)
 
-    return for_each_tensor(gather_tensor, data)
+    return for_each_tensor(gather_tensor, data, strict="gather_for_metrics")
 
 
 def _exchange_among_first(own: Any, num_ranks: int) -> list[Any]:
@@ -278,16 +278,16 @@ def gather_same_shape(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _REMEDIES = {
-    "gather": "pad them first with accelerator.pad_across_processes(...), or pass lists to "
-    "gather_for_metrics(..., use_gather_object=True)",
-    "reduce": "pass the same number of tensors, with the same shapes and order, on every rank",
+    "gather": "pass the same keys on every rank, and pad the tensors first with accelerator."
+    "pad_across_processes(...), or pass lists to gather_for_metrics(..., use_gather_object=True)",
+    "reduce": "pass the same number of tensors, with the same keys and shapes, on every rank",
     "pad_across_processes": "pass tensors that differ only in that dimension",
-    "broadcast": "pass tensors with the sender's shapes, or use broadcast_object_list(...)",
+    "broadcast": "pass the sender's keys and shapes, or use broadcast_object_list(...)",
 }
 
 
 class DifferentTensors(UsageError, RuntimeError):
-    """Raised if the tensors that ranks pass to a collective differ in number, shape or dtype."""
+    """Raised if ranks pass tensors to a collective that differ in number, key, shape or dtype."""
 
 
 def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None = None) -> None:
@@ -300,10 +300,11 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
     _, size = rank_and_size()
     if size == 1:
         return
-    tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
-    if runs_ahead(tensors):
+    tensors = [*tensors_with_paths(data)]
+    if runs_ahead(tensor for _, tensor in tensors):
         return
-    own = ", ".join(_described(tensor, but_dimension) for tensor in tensors) or "no tensor"
+    described = [f"{path} {_described(tensor, but_dimension)}" for path, tensor in tensors]
+    own = ", ".join(map(str.strip, described)) or "no tensor"
     all_descriptions = call_barrier(f"{operation}(...)", own)
     if all_descriptions is None:
         return

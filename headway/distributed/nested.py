@@ -75,7 +75,9 @@ def for_each_tensor(
     if isinstance(data, torch.Tensor):
         return function(data)
     if _is_nested(data):
-        return for_each_part(lambda part: for_each_tensor(function, part, strict=strict), data)
+        return for_each_part(
+            lambda part: for_each_tensor(function, part, strict=strict), data, strict is not None
+        )
     if strict is not None:
         raise WrongType(
             f"{strict}() got a {type(data).__name__}, which is neither a tensor"
@@ -87,10 +89,15 @@ def for_each_tensor(
     return data
 
 
-def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply `function` to the members of a list, tuple, mapping or dataclass."""
+def for_each_part(function: Callable[[Any], Any], data: Any, is_collective: bool = False) -> Any:
+    """Apply `function` to the members of a list, tuple, mapping or dataclass.
+
+    If `function` is a collective, visit sorted keys, because their order may differ between ranks.
+    """
     if isinstance(data, Mapping):
-        return same_kind(data, {key: function(item) for key, item in data.items()})
+        order = sorted(data, key=_key_name) if is_collective else data
+        done = {key: function(data[key]) for key in order}
+        return same_kind(data, {key: done[key] for key in data})
     if isinstance(data, (list, tuple)):
         return honor_type(data, map(function, data))
     if is_dataclass_object(data):
@@ -109,6 +116,24 @@ def leaves(data: Any) -> Iterator[Any]:
         data = [getattr(data, field.name) for field in fields(data)]
     for part in data.values() if isinstance(data, Mapping) else data:
         yield from leaves(part)
+
+
+def tensors_with_paths(data: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor with the keys of the mappings around it, in the order of collectives."""
+    if isinstance(data, torch.Tensor):
+        yield path, data
+    elif isinstance(data, Mapping):
+        for key in sorted(data, key=_key_name):
+            yield from tensors_with_paths(data[key], f"{path}[{_key_name(key)}]")
+    elif _is_nested(data):
+        is_list = isinstance(data, (list, tuple))
+        for part in data if is_list else (getattr(data, field.name) for field in fields(data)):
+            yield from tensors_with_paths(part, path)
+
+
+def _key_name(key: Any) -> str:
+    """Return a name that is equal on all ranks; the repr of an object may contain its address."""
+    return repr(key) if isinstance(key, (str, int, float)) else type(key).__name__
 
 
 VALUES = 64  # number of compared values per tensor

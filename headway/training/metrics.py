@@ -143,7 +143,7 @@ def _are_objects(part: Any, as_objects: bool) -> bool:
 def _for_each(gather: Any, part: Any) -> Any:
     if isinstance(part, (SampleObjects, torch.Tensor)):
         return gather(part)
-    return for_each_part(lambda part: _for_each(gather, part), part)
+    return for_each_part(lambda part: _for_each(gather, part), part, is_collective=True)
 
 
 def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:

@@ -97,12 +97,18 @@ def test_tensors_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
         (lambda: pad_across_processes(deeper), "float32[any]", "float32[any, 1]"),
         (lambda: reduce(longer), "float32[1]", "float32[2]"),
         (lambda: broadcast(longer), "float32[1]", "float32[2]"),
+        (lambda: reduce([{"ab"[last]: typed.float()}]), "['a'] float32[1]", "['b'] float32[1]"),
     ]
     for call, of_first, of_last in cases:
         with pytest.raises(DifferentTensors) as refused:
             call()
         assert f"{of_first} on rank 0" in str(refused.value)
         assert f"{of_last} on rank {WORLD - 1}" in str(refused.value)
+    values = {"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}
+    other_order = dict(reversed(values.items())) if last else values
+    for result in (reduce(other_order, "max"), broadcast(other_order), gather(other_order)):
+        assert {name: int(numbers.max()) for name, numbers in result.items()} == {"a": 1, "b": 10}
+        assert [*result] == [*other_order]
 
 
 @with_ranks(3, long=(2,))
