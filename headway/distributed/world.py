@@ -362,6 +362,8 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
         start = "start the script with `headway launch` or torchrun, on every machine"
         if "EADDRINUSE" in str(error):
             start = "set another MASTER_PORT, the same for all ranks, or stop the job that uses it"
+        if "Unable to find address for" in str(error):  # gloo
+            start = "unset GLOO_SOCKET_IFNAME, or set it to a name that `ip -brief address` prints"
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a process group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",

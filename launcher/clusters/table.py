@@ -5,6 +5,7 @@ The rows for SLURM and MPI are in `slurm.py` and `mpi.py`; all other rows are he
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from headway.devices.table import OF_CLUSTERS, extensions
@@ -71,6 +72,7 @@ RANKED = ClusterKind(
 
 _NNODES = NUMBERINGS["torchrun"].size
 _NPROC = "PET_NPROC_PER_NODE"
+_DEVICES = {"gpu": "cuda", "cpu": "cpu", "xpu": "xpu"}
 _ENDPOINT = "PET_RDZV_ENDPOINT"
 _VARIABLES = {
     "machine_rank": NUMBERINGS["torchrun"].rank,
@@ -80,10 +82,13 @@ _VARIABLES = {
 
 
 def _derive(environ: Environ) -> Entries:
-    """Read torchrun's variables; num_processes is not set for values such as `auto`."""
+    """Read torchrun's variables; its words for num_processes set the device, except `auto`."""
     text = environ.get(_NPROC, "auto")
-    is_detected = text in ("auto", "gpu", "cpu", "xpu")
-    processes = {} if is_detected else {"num_processes": Entry(text, origin_of(_NPROC))}
+    processes = {} if text == "auto" else {"num_processes": Entry(text, origin_of(_NPROC))}
+    if text in _DEVICES:
+        processes = {"device": Entry(_DEVICES[text], origin_of(_NPROC))}
+        if text == "cpu":  # torchrun starts one process per core
+            processes["num_processes"] = Entry(str(os.cpu_count()), origin_of(_NPROC))
     nodes = environ.get(_NNODES)
     machines = {} if nodes is None else {"num_machines": Entry(nodes, origin_of(_NNODES))}
     return {**processes, **machines, **_endpoint(environ)}

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -24,11 +24,36 @@ from headway.launcher.plan.program import HOOKS
 READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "MKLDNN_", "ONEDNN_", "DNNL_"),
     *("TORCH_LOGS", "TORCH_TRACE", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES"),
-    *("TORCH_COMPILE_", "TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
+    *("TORCH_COMPILE_CACHE_", "TORCH_COMPILE_DEBUG", "TORCH_COMPILE_DYNAMIC_", "TORCH_COMPILE_ST"),
+    *("TORCH_COMPILE_FORCE_", "TORCH_COMPILE_JOB_ID", "TORCH_COMPILE_UNBACKED_"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_", "TORCH_LINALG_PREFER_"),
+    *("TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
     *("TORCH_CUDA_SANITIZER", "PYTORCH_JIT", "PYTORCH_ENABLE_MPS_FALLBACK"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
 """Prefixes of the variables that `import torch` reads, as found by logging calls to getenv."""
+
+_AT_START = frozenset((*sys.builtin_module_names, "_collections_abc", "_sitebuiltins", "abc"))
+_AT_START |= {"codecs", "encodings", "genericpath", "importlib", "io", "os", "posixpath", "runpy"}
+_AT_START |= {"site", "stat", "zipimport", "headway"}
+"""Modules with which Python starts, which no file in the script's folder replaces."""
+
+
+def prefer_modules_in(folder: str) -> None:
+    """Import the modules in the script's folder, even if others of these names are imported.
+
+    Headway has imported modules of the standard library, numpy and others before the script starts.
+    In plain Python, modules in the script's folder precede them.
+    """
+    try:
+        names = {name.removesuffix(".py") for name in os.listdir(folder)}
+    except OSError:
+        return
+    for name in (names & sys.modules.keys()) - _AT_START:
+        spec, known = PathFinder.find_spec(name, [folder]), sys.modules[name].__spec__
+        if spec is not None and spec.has_location and spec.origin != (known and known.origin):
+            for part in [part for part in sys.modules if f"{part}.".startswith(f"{name}.")]:
+                del sys.modules[part]
 
 
 def hide_torch() -> None:

@@ -154,7 +154,7 @@ def run_program(
 
 def _run_file(file: str, main: types.ModuleType) -> None:
     if not is_path_safe():
-        sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
+        _add_to_path(os.path.dirname(os.path.realpath(file)))
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
     loader: SourcelessFileLoader | SourceFileLoader = SourceFileLoader("__main__", file)
@@ -186,8 +186,13 @@ def _run_as_main(module: str, folder: str | None, *, alter_argv: bool) -> None:
     import runpy
 
     if folder is not None:
-        sys.path.insert(0, folder)
+        _add_to_path(folder)
     runpy._run_module_as_main(module, alter_argv)  # type: ignore[attr-defined]
+
+
+def _add_to_path(folder: str) -> None:
+    sys.path.insert(0, folder)
+    import_hooks.prefer_modules_in(folder)
 
 
 def is_path_safe() -> bool:

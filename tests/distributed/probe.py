@@ -135,6 +135,7 @@ def main():
         "umask": os.umask(0o22),
         "nice": os.nice(0),
         "gc": __import__("gc").get_threshold(),
+        "own module": vars(__import__("csv")).get("own"),
         "recursion": sys.getrecursionlimit(),
         "trace": [type(hook).__name__ for hook in (sys.gettrace(), sys.getprofile())],
         "faulthandler": __import__("faulthandler").is_enabled(),

@@ -71,12 +71,14 @@ def probe(way: str, *methods: str) -> dict[str, Any]:
 )
 def test_a_script_sees_the_same_however_it_was_started(way: str) -> None:
     shutil.copy(Path(__file__).with_name("probe.py"), "probe.py")
+    Path("csv.py").write_text("own = 1\n")  # the fork server has imported another one
     methods = ("spawn",) if way == "forked" else ("fork", "spawn", "forkserver")
     plain, told = probe("python", "fork"), probe(way, *methods)
     assert told.keys() == plain.keys()
     differing = {key for key in plain if told[key] != plain[key]}
     shown = {key: (plain[key], told[key]) for key in differing - ALLOWED[way]}
     assert not shown
+    assert plain["own module"] == 1
     assert not [name for name in told["torch and numpy"] if name.startswith("torch")]
     added = {name for name, text in told["environ"].items() if plain["environ"].get(name) != text}
     assert added <= VARIABLES

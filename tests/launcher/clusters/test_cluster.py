@@ -65,12 +65,15 @@ def test_torchruns_variables_give_the_place_and_each_value_names_its_variable() 
     assert {settings.origin(name).layer for name in cluster_layer(POD)} == {Layer.CLUSTER}
 
 
-def test_the_number_of_processes_on_a_machine_is_read_and_its_words_mean_what_is_detected() -> None:
+def test_the_number_of_processes_on_a_machine_is_read_and_its_words_set_the_device() -> None:
     settings = settings_in({"PET_NPROC_PER_NODE": "3"})
     assert settings.num_processes == 3
     assert str(settings.origin("num_processes")) == "PET_NPROC_PER_NODE"
-    for word in ("auto", "gpu", "cpu"):
-        assert settings_in({"PET_NPROC_PER_NODE": word}).num_processes == 1
+    assert settings_in({"PET_NPROC_PER_NODE": "auto"}).num_processes == 1
+    for word, device in (("cpu", "cpu"), ("gpu", "cuda"), ("xpu", "xpu")):  # as with torchrun
+        entries = cluster_layer({"PET_NPROC_PER_NODE": word})
+        assert entries["device"].raw == device
+        assert ("num_processes" in entries) == (word == "cpu")
     with pytest.raises(ConfigError, match="PET_NPROC_PER_NODE"):
         settings_in({"PET_NPROC_PER_NODE": "several"})
 
