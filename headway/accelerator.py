@@ -1031,7 +1031,8 @@ class Accelerator(Process):
     def gather(self, tensor: Any) -> Any:
         """Return the tensors of all ranks, concatenated along dimension 0 in rank order.
 
-        See `headway.utils.gather`; the methods below are also named like functions in that module.
+        The result has no gradients. See `headway.utils.gather`; the methods below are also named
+        like functions in that module.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))

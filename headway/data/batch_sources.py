@@ -434,7 +434,8 @@ def require_same(**facts: object) -> None:
             f"the ranks' datasets have different {name}, so they cannot be sharded",
             where=LOOP,
             fix="create the same data in the same order on all ranks: call set_seed(...)"
-            " first, and seed your own generators, such as random.Random(0) in a sampler; or, if"
+            " first, and seed your own generators, such as random.Random(0) in a sampler; for"
+            " random numbers that a stream draws in workers, pass Accelerator(seed=...); or, if"
             " each rank reads its own part, pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(already_sharded=True))",
             code=Code.DATA_DIFFERS,

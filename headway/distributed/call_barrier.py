@@ -35,6 +35,11 @@ _RANKS_PER_CHECK = 64
 _LONGEST_SLEEP_S = 0.02  # between polls of the store
 _COUNT_BITS = 16  # low bits of a barrier's sum count ranks; the high bits add checksums of calls
 _EQUAL, _DIFFERENT = b"same", b"differ"
+_FIX_BACKWARD = (
+    "if this rank skipped a backward(), for example for a NaN loss, or its loss did not"
+    " depend on the model, call backward() with a loss of the model's output on all ranks for each"
+    " batch; otherwise, "
+)
 _NOT_THE_SCRIPT = (
     "<",
     str(Path(__file__).parents[1]),
@@ -304,10 +309,13 @@ class _CallBarriers:
         what = f"rank {self._rank} is waiting in {call}, but rank {other} {everyone[other]}"
         if everyone[other].error:  # shown by that rank
             return dist.DistNetworkError(what)
+        is_in_torch = not (everyone[other].call or everyone[other].has_left)
         return UsageError(
             what,
             where=everyone[self._rank].place or script_location(),
-            fix="run this line on all ranks or on none: move it out of conditions that differ"
+            fix=_FIX_BACKWARD
+            * is_in_torch
+            + "run this line on all ranks or on none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
             " call accelerator.set_trigger() on one rank, and run"
             " `if accelerator.check_trigger(): break` on all ranks",

@@ -28,7 +28,8 @@ def gather(tensor: Any) -> Any:
 
     Returns:
         The same nesting with tensors of shape [world size * n, ...], or [world size] for scalars
-        (also with one rank), on every rank.
+        (also with one rank), on every rank. With several ranks, they have no gradients; use
+        `torch.distributed.nn.functional.all_gather` in a loss.
 
     Raises:
         UsageError: the data contains objects other than tensors.

@@ -35,6 +35,11 @@ _FIX_WEIGHTS = (
     " Accelerator(forward_methods=['method']); make the same manual weight changes on all ranks. If"
     " weights should differ, pass DistributedDataParallelKwargs(compare_weights=False)"
 )
+_FIX_UNUSED = (
+    "if the loss does not use {}, pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs("
+    "find_unused_parameters=True)]); after torch.autograd.grad() through the model, add"
+    " 0 * output.sum() to the loss instead"
+)
 _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
 
 
@@ -92,7 +97,17 @@ def require_equal(training: Training, call: str) -> None:
     first = int(differ.any(0).int().argmax())
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
     what = f"{names[first]} differs between {named(ranks)} and rank 0"
-    raise _differing(what, call, fixes[names[first]])
+    fix = fixes[names[first]]
+    raise _differing(what, call, _with_unused(fix, weights) if fix is _FIX_WEIGHTS else fix)
+
+
+def _with_unused(fix: str, weights: dict[str, torch.Tensor]) -> str:
+    """Add unused parameters to `fix`; first, if a parameter has no gradient but others have."""
+    trained = {name: weight.grad for name, weight in weights.items() if weight.requires_grad}
+    unused = [name for name, gradient in trained.items() if gradient is None]
+    if 0 < len(unused) < len(trained):
+        return f"{unused[0]} has no gradient: {_FIX_UNUSED.format('it')}. Or {fix}"
+    return f"{fix}; {_FIX_UNUSED.format('a parameter')}"
 
 
 def compare_at_end(training: Training, *, has_split: bool) -> None:

@@ -223,7 +223,9 @@ def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
             "the loss does not require grad, because none of its inputs does",
             where=where,
             fix="compute it with the model's forward(), outside of torch.no_grad(), without .item()"
-            " or .detach(); some weights of the model must have requires_grad=True",
+            " or .detach(), and not from the result of gather(), which has no gradients:"
+            " use torch.distributed.nn.functional.all_gather; some weights of the model must have"
+            " requires_grad=True",
             code=Code.LOSS,
         )
     if loss.numel() != 1 and kwargs.get("gradient") is None:

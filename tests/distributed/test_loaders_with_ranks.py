@@ -237,7 +237,8 @@ def test_data_that_differ_between_ranks_are_refused_and_random_ones_are_not() ->
         if WORLD == 1:
             list(prepared)
             continue
-        with pytest.raises(UsageError, match=f"different {what}, .*\n.*\n.*already_sharded=True"):
+        fix = r"in workers, pass Accelerator\(seed=.*already_sharded=True"
+        with pytest.raises(UsageError, match=f"different {what}, .*\n.*\n.*{fix}"):
             list(prepared)
 
 

@@ -74,6 +74,12 @@ def other_method(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     step(accelerator, optimizer, model.module.features(DATA).sum())
 
 
+def gradient_penalty(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    x = DATA.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    step(accelerator, optimizer, gradient.square().mean())
+
+
 def replaced_layer(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     model.module.head = torch.nn.Linear(3, 2)
     step(accelerator, optimizer, model(DATA).sum())
@@ -112,6 +118,7 @@ DRIFTS: dict[Callable[..., None], str] = {
     two_forward_passes: "differs .*number 1$",
     two_losses: "differs .*number 1$",
     other_method: "differs .*number 1$",
+    gradient_penalty: "body.weight differs .*number 1$",
     replaced_layer: "head.weight was added after its model.*number 1$",
     changed_by_hand: "head.bias differs between .*number 32$",
     own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 .*number 1$",
@@ -130,6 +137,8 @@ def test_ranks_whose_weights_differ_are_refused() -> None:
         assert re.search(told, " ".join(text.splitlines()[:2])), (drift, text)
         is_of_weights = drift not in (own_learning_rate, own_argument)
         assert ("before prepare()" in text) == is_of_weights
+        names_it_first = "fix:  head.bias has no gradient: if the loss" in text
+        assert names_it_first == (drift is gradient_penalty), text
 
 
 @with_ranks(2)
