@@ -79,8 +79,11 @@ def _selected_gpus(plan: LaunchPlan) -> Iterator[str]:
     if settings.origin("devices").is_for_this_launch and devices.first is not None:
         yield f"devices {devices} = {devices.describe()}"
     if devices.idle is not None:
-        labels = gpu_labels(machine.visible_gpus)
+        gpus, labels = machine.visible_gpus, gpu_labels(machine.visible_gpus)
         yield f"devices {devices} = {', '.join(labels[index] for index in selection.indices)}"
+        for index in selection.indices:
+            if (use := gpus[index].use) is not None and None in use[:2]:
+                yield f"{labels[index]} may be in use: its driver reports only part of its usage"
     yield from (f"skipped {reason}" for reason in selection.skipped)
     if machine.mask_error is not None:
         yield f"{machine.mask_error}: {machine.describe_gpus()}"

@@ -10,6 +10,7 @@ from headway.errors import ConfigError, MachineError
 from headway.ipc.origin import Layer, Origin
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
+from headway.machine.facts import GpuUse
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from tests.launcher.plan.planning import plan as plan_for
@@ -71,6 +72,13 @@ def test_the_device_and_its_gpus(
 )
 def test_what_may_be_unexpected_is_noted(machine: str, values: dict[str, Any], reason: str) -> None:
     assert any(reason in note for note in planned(machine, **values).notes)
+
+
+def test_a_gpu_of_which_part_of_the_use_is_unknown_is_noted() -> None:
+    machine = load("gpu_4")
+    gpus = tuple(gpu._replace(use=GpuUse(None, 0, ())) for gpu in machine.gpus)
+    notes = plan_for(machine._replace(gpus=gpus), {}, devices="idle:1").notes
+    assert "GPU 0 may be in use: its driver reports only part of its usage" in notes
 
 
 def test_nothing_is_noted_of_what_was_asked_for() -> None:
