@@ -32,7 +32,9 @@ from headway.data.script_loaders import (
 from headway.data.seeds import SeededIndices
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.nested import checksum_of, for_each_tensor
+from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
+from headway.ipc.stderr import log_once, named
 
 Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
 Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
@@ -300,6 +302,13 @@ def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) 
     return ready, batch, number
 
 
+_REPEATED = (
+    "note: the data of {} have fewer batches than those of other ranks. The first batch of such a"
+    " rank is repeated until all ranks have finished, so its samples are trained on more often."
+    " Give all ranks the same number of samples"
+)
+
+
 class PreshardedSource(BatchSource):
     """Reads presharded data, where each rank has its own loader or part of a stream.
 
@@ -350,7 +359,7 @@ class PreshardedSource(BatchSource):
 
     def _with_others(self, items: Iterator[Item], iteration: LoaderIteration) -> Iterator[Item]:
         taken, first = iteration.start.taken.batches, NoBatch
-        length = len(self.loader) if self._repeats else 0
+        length, num_repeated = len(self.loader) if self._repeats else 0, 0
         for number in count(taken + 1):
             batch, _ = next(items, (NoBatch, None))
             size = new = 0 if batch is NoBatch else size_of(batch)
@@ -364,6 +373,10 @@ class PreshardedSource(BatchSource):
             self.has_more = any(have_more)
             if not any(have_batches):
                 return
+            num_repeated += not all(have_batches)
+            if num_repeated == 2 and rank_and_size()[0] == 0:
+                short = named([rank for rank, has in enumerate(have_batches) if not has])
+                log_once(_REPEATED.format(short))
             if first is NoBatch and not taken:
                 first = batch
             if batch is NoBatch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -342,6 +344,13 @@ def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
         assert not told, kind
         if kind == "shards":  # is read once in a pass, but for what the resumed one has read
             assert len(prepared.dataset.read) <= 4 * len(range(RANK, 13, WORLD))
+    accelerator, _ = sharded("a part of a stream")
+    for short, is_reported in ((4, False), (2, True), (1, False)):
+        uneven: Any = DataLoader(Plain(range(6 if RANK == 0 else short)), 2)
+        with redirect_stderr(StringIO()) as said:
+            assert len([*accelerator.prepare(uneven)]) == 3
+        note = "the data of ranks 1-2 have fewer batches than those of other ranks"
+        assert (note in said.getvalue()) == (is_reported and RANK == 0 and WORLD == 3), said
 
 
 class Streamed:
