@@ -131,6 +131,8 @@ def test_a_gradient_that_the_script_gives_is_weighted_too_and_one_that_lacks_is_
     assert weight.grad.tolist() == [1.0, 2.0, 0.0]
     with pytest.raises(UsageError, match=r"single element, but has shape \[3\]"):
         accelerator.backward(weight * 1.0)
+    with pytest.raises(UsageError, match=r"gather\(\), which has no gradients"):
+        accelerator.backward((weight * 1.0).detach().sum())
     assert process_progress().phase == "script"  # also after a failure
 
 
