@@ -249,13 +249,9 @@ def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]
     With `start`, only checkpoints whose generated names have this prefix are considered. Symbolic
     links are neither counted nor removed.
     """
-
-    def is_named(path: Path) -> bool:
-        return start is None or _number(path.name, start) is not None
-
-    if len([path for path in paths_in(folder) if is_named(path)]) <= keep:
-        return {}
-    own = [one.path for one in own_checkpoints_in(folder) if is_named(one.path)]
+    named = {at for at in paths_in(folder) if start is None or _number(at.name, start) is not None}
+    found = own_checkpoints_in(folder) if len(named) > keep else []
+    own = [checkpoint.path for checkpoint in found if checkpoint.path in named]
     return {path: remove(path) for path in own[: -max(keep, 1)]}
 
 

@@ -109,7 +109,11 @@ def prepare_checkpoint(
     with remove_on_failure(pending):
         agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
-    written = {name: t for name, t in tensors.items() if _is_written_by(rank, name, t)}
+    written = {  # by rank 0 only, if all ranks share a plain tensor
+        name: tensor
+        for name, tensor in tensors.items()
+        if rank == 0 or not name.startswith(f"{prefix_of()}.") or isinstance(tensor, DTensor)
+    }
     return Prepared(target, pending, shared, own, written, progress, times, then)
 
 
@@ -160,15 +164,6 @@ def remove_on_failure(pending: Path) -> Iterator[None]:
         if rank_and_size()[0] == 0:
             remove(pending)
         raise
-
-
-def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether this rank writes `tensor`.
-
-    A tensor that all ranks share is written by rank 0 only, unless it is a DTensor.
-    """
-    is_shared = name.startswith(f"{prefix_of()}.")
-    return rank == 0 or not is_shared or isinstance(tensor, DTensor)
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:

@@ -143,7 +143,7 @@ class StepClock:
     __slots__ = (
         *("tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
         *("batch_samples", "num_samples", "device_bytes", "_waited_s", "_is_warm"),
-        *("splits_backward", "_split_at"),
+        *("splits_backward", "split_at"),
     )
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class StepClock:
         self._waited_s = 0.0  # total wait for a core at the last record
         self._is_warm = False  # the first step, a warm-up, is done
         self.splits_backward = False  # whether `begin_exchange` must be called in this step
-        self._split_at = float("inf")  # time after which a step's backward passes are split
+        self.split_at = float("inf")  # time after which a step's backward passes are split
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
         """Time the work on `device`, with timing events if the device type supports them."""
@@ -187,10 +187,6 @@ class StepClock:
         finally:
             self.enter(before)
 
-    def split_backward(self) -> None:
-        """Set `splits_backward` in steps, but if they are short only once in a few milliseconds."""
-        self._split_at = 0.0
-
     def begin_exchange(self) -> None:
         """Record that this rank has computed the last gradient of a backward pass.
 
@@ -203,9 +199,9 @@ class StepClock:
         """Record the end of an optimizer step; return whether a record is due."""
         self.enter(SCRIPT)
         samples, self.num_samples = self.num_samples, 0
-        self.splits_backward = self.mark > self._split_at
+        self.splits_backward = self.mark > self.split_at
         if self.splits_backward:
-            self._split_at = self.mark + _SPLIT_EVERY_S
+            self.split_at = self.mark + _SPLIT_EVERY_S
         if self.queue is None:
             self.tally.end_step(step, samples)
             self.tally.settled = self.spent[:]

@@ -72,7 +72,7 @@ class DDP(Strategy):
                 methods.register(name, plain, partial(_in_forward, shared, inner, plain))
         progress = self._settings.progress
         if progress is not None and progress.is_watched:
-            progress.clock.split_backward()
+            progress.clock.split_at = 0.0
             if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
                 time_buffers(shared, progress.clock)
         return shared

@@ -33,9 +33,8 @@ READ_AT_IMPORT = (
 )
 """Prefixes of the variables that `import torch` reads, as found by logging calls to getenv."""
 
-_AT_START = frozenset((*sys.builtin_module_names, "_collections_abc", "_sitebuiltins", "abc"))
-_AT_START |= {"codecs", "encodings", "genericpath", "importlib", "io", "os", "posixpath", "runpy"}
-_AT_START |= {"site", "stat", "zipimport", "headway"}
+_AT_START = {*sys.builtin_module_names, "_collections_abc", "_sitebuiltins", "abc", "codecs", "io"}
+_AT_START |= {"encodings", "genericpath", "importlib", "os", "posixpath", "runpy", "site", "stat"}
 """Modules with which Python starts, which no file in the script's folder replaces."""
 
 
@@ -49,7 +48,7 @@ def prefer_modules_in(folder: str) -> None:
         names = {name.removesuffix(".py") for name in os.listdir(folder)}
     except OSError:
         return
-    for name in (names & sys.modules.keys()) - _AT_START:
+    for name in (names & sys.modules.keys()) - _AT_START - {"headway"}:
         spec, known = PathFinder.find_spec(name, [folder]), sys.modules[name].__spec__
         if spec is not None and spec.has_location and spec.origin != (known and known.origin):
             for part in [part for part in sys.modules if f"{part}.".startswith(f"{name}.")]:

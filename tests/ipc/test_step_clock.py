@@ -386,7 +386,7 @@ def test_a_cpu_has_no_queue_and_what_the_script_takes_counts() -> None:
 
 def test_some_short_steps_are_split_and_stand_for_all(time: Time) -> None:
     clock = StepClock()
-    clock.split_backward()
+    clock.split_at = 0.0
     num_split = 0
     for step in range(201):
         clock.enter(BACKWARD)
