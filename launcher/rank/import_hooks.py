@@ -27,9 +27,8 @@ READ_AT_IMPORT = (
     *("TORCH_COMPILE_CACHE_", "TORCH_COMPILE_DEBUG", "TORCH_COMPILE_DYNAMIC_", "TORCH_COMPILE_ST"),
     *("TORCH_COMPILE_FORCE_", "TORCH_COMPILE_JOB_ID", "TORCH_COMPILE_UNBACKED_"),
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_", "TORCH_LINALG_PREFER_"),
-    *("TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
-    *("TORCH_CUDA_SANITIZER", "PYTORCH_JIT", "PYTORCH_ENABLE_MPS_FALLBACK"),
-    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("TORCH_CUDA_SANITIZER", "PYTORCH_JIT", "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_ALLOC_CONF"),
 )
 """Prefixes of the variables that `import torch` reads, as found by logging calls to getenv."""
 
@@ -49,8 +48,9 @@ def prefer_modules_in(folder: str) -> None:
     except OSError:
         return
     for name in (names & sys.modules.keys()) - _AT_START - {"headway"}:
-        spec, known = PathFinder.find_spec(name, [folder]), sys.modules[name].__spec__
-        if spec is not None and spec.has_location and spec.origin != (known and known.origin):
+        spec = PathFinder.find_spec(name, [folder])
+        known = os.path.realpath(str(getattr(sys.modules[name], "__file__", None)))
+        if spec is not None and spec.origin and os.path.realpath(spec.origin) != known:
             for part in [part for part in sys.modules if f"{part}.".startswith(f"{name}.")]:
                 del sys.modules[part]
 
