@@ -199,9 +199,8 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     found = find_divergences(statuses)
     lines = [item.sentence + _format_places(statuses, item.ranks) for item in found if item.ranks]
     stopped = [status.rank for status in statuses if status.no_stack is NoStack.STOPPED]
-    if stopped and not lines:
-        lines = [f"{named(stopped)}: {NoStack.STOPPED.value}"]
-    lines = lines or ["no rank is known to be behind its peers"]
+    why = f"{named(stopped)}: {NoStack.STOPPED.value}" if stopped else ""
+    lines = lines or [why or "no rank is known to be behind its peers"]
     lines += [item.others_sentence + _format_places(statuses, item.others) for item in found]
     mentioned = {rank for item in found for rank in item.ranks + item.others}
     ranks_by_place: dict[str, list[int]] = {}

@@ -263,7 +263,8 @@ class RankProcesses(PContext):
                 if number == signal.SIGKILL and local_rank not in idle:
                     self._killed_after_s[local_rank] = now - shutdown.began_at
                 self.handles[local_rank].send(number)
-                self.handles[local_rank].send(signal.SIGCONT)  # a suspended rank handles nothing
+                if number != signal.SIGKILL:  # a suspended rank handles no other signal
+                    self.handles[local_rank].send(signal.SIGCONT)
                 self._sent[local_rank] = number
             is_early = now < shutdown.began_at + _POLL_S  # idle ranks exit at once
             self.collect(timeout_s=_EARLY_POLL_S if is_early else _POLL_S)

@@ -47,7 +47,7 @@ def prefer_modules_in(folder: str) -> None:
         names = {name.removesuffix(".py") for name in os.listdir(folder)}
     except OSError:
         return
-    for name in (names & sys.modules.keys()) - _AT_START - {"headway"}:
+    for name in (names & sys.modules.keys()) - _AT_START - {"__main__", "headway"}:
         spec = PathFinder.find_spec(name, [folder])
         known = os.path.realpath(str(getattr(sys.modules[name], "__file__", None)))
         if spec is not None and spec.origin and os.path.realpath(spec.origin) != known:

@@ -112,6 +112,6 @@ def test_ranks_that_save_before_they_stop_are_not_waited_for_once_another_is_los
         left = SimpleNamespace(code=0, is_failure=False, crash=None)
         run.ranks.exits[1] = left  # type: ignore[assignment]
     run.ranks.close()
-    assert run.sent == [signal.SIGTERM, signal.SIGKILL]
+    assert run.sent == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
     assert run.ranks.exits[0].killed_after_s is not None
     assert run.ranks.failure_during_stop is run.elsewhere
