@@ -41,9 +41,9 @@ class Steps:
         """Accumulate the gradients of `loss` / gradient_accumulation_steps."""
         training = self.training
         accumulation, progress = training.accumulation, training.progress
-        if accumulation.has_lost_gradients and training.optimizers:
-            note_discarded(progress, "a prepared model")
         if num_tokens is not None or accumulation.steps > 1:
+            if accumulation.has_lost_gradients and training.optimizers:
+                note_discarded(progress, "a prepared model")
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
             is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
             training.strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
