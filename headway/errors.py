@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # TypeVar compiles its bound
     E = TypeVar("E", bound="HeadwayError")
 
 
+SOCKET_FIX = "unset GLOO_SOCKET_IFNAME, or set it to a name that `ip -brief address` prints"
 MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ranks or workers"
 
 

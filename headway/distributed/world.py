@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, extension_kinds, kind_of
 from headway.distributed.handler import KwargsHandler
-from headway.errors import MORE_PROCESSES, Code, LaunchError, MachineError, UsageError
+from headway.errors import MORE_PROCESSES, SOCKET_FIX, Code, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
 from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.run_contract import (
@@ -363,7 +363,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
         if "EADDRINUSE" in str(error):
             start = "set another MASTER_PORT, the same for all ranks, or stop the job that uses it"
         if "Unable to find address for" in str(error):  # gloo
-            start = "unset GLOO_SOCKET_IFNAME, or set it to a name that `ip -brief address` prints"
+            start = SOCKET_FIX
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a process group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",

@@ -57,7 +57,7 @@ def log_once(text: str) -> None:
 
 def log_in_handler(text: str) -> None:
     """Write a line to stderr, even in a signal handler that interrupted another write."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # another thread creates a progress bar
         os.write(2, (_end_bar() + line_of(text)).encode())
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.errors import MORE_PROCESSES
+from headway.errors import MORE_PROCESSES, SOCKET_FIX
 from headway.ipc.paths import installer_of
 from headway.ipc.records import Crash
 from headway.ipc.stderr import shown
@@ -96,8 +96,7 @@ REASONS = (
     _for_crash(
         "no_interface",
         lambda crash: contains(crash.message, NO_INTERFACE),
-        "no network interface of this machine has that name: unset GLOO_SOCKET_IFNAME, or set it "
-        "to a name that `ip -brief address` prints",
+        f"no network interface of this machine has that name: {SOCKET_FIX}",
     ),
     Reason(
         "ranks_diverged",

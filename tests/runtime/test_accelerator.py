@@ -524,3 +524,18 @@ def test_a_loss_that_cannot_be_told_is_left_out_and_the_training_goes_on(
     monkeypatch.setattr(NotCopied, "to", lambda *_, **__: pytest.fail("of another GPU"))
     steps._note_loss(progress, cast("torch.Tensor", NotCopied()), None)
     assert progress.loss == 0.5
+
+
+def test_one_backward_pass_is_split_where_the_clock_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator, progress = Accelerator(cpu=True), process_progress()
+    monkeypatch.setattr(progress, "is_watched", True)
+    splits: list[StepClock] = []
+    monkeypatch.setattr(StepClock, "begin_exchange", lambda clock: splits.append(clock))
+    for is_due in (False, True):
+        monkeypatch.setattr(progress.clock, "splits_backward", is_due)
+        loss = torch.ones(1, requires_grad=True).sum()
+        accelerator.backward(loss, retain_graph=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # not timed
+        assert len(splits) == is_due
