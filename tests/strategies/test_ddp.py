@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.errors import UsageError
-from headway.ipc.step_clock import BACKWARD, EXCHANGE, FORWARD, GRADIENTS, SCRIPT, SYNC, StepClock
+from headway.ipc.step_clock import BACKWARD, EXCHANGE, FORWARD, SYNC, StepClock
 from headway.strategies.ddp import _fix_buckets, _watch_frozen, time_buffers, time_exchange
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -70,79 +69,87 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_where_it_would_be_trained
     assert "0.weight" in refused.value.problems[0].what
 
 
-SLOW_S = 0.2  # others use this machine
-
-
-class SlowToCompute(torch.autograd.Function):
-    """The identity, whose backward pass takes its time."""
+class Identity(torch.autograd.Function):
+    """The identity, whose backward pass is noted."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, events: list[str]) -> torch.Tensor:
+        ctx.events = events
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(SLOW_S)
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.events.append("computed")
+        return gradient, None
 
 
 class Model(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, clock: StepClock, events: list[str]) -> None:
         super().__init__()
+        self.clock, self.events = clock, events
         self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.last(SlowToCompute.apply(self.first(x)))  # type: ignore[no-untyped-call]
+        self.events.append(f"forward in phase {self.clock.phase}")
+        hidden = Identity.apply(self.first(x), self.events)  # type: ignore[no-untyped-call]
+        output: torch.Tensor = self.last(hidden)
         return output
-
-
-def slow_exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Stand for ranks that come later by twice the time that a backward pass takes."""
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    threading.Timer(2 * SLOW_S, done.set_result, [bucket.buffer()]).start()
-    return done
-
-
-slow_exchange.__annotations__ = {  # torch compares them with types, not with their names
-    "bucket": dist.GradBucket,
-    "return": torch.futures.Future[torch.Tensor],
-}
-
-
-def passes(model: torch.nn.Module, clock: StepClock, count: int) -> list[tuple[float, float]]:
-    """Return what each of some backward passes takes, without and with waiting."""
-    taken = []
-    for number in range(count):
-        clock.enter(FORWARD)
-        loss = model(torch.ones(2, 4)).sum()
-        clock.enter(BACKWARD)
-        before = clock.spent[GRADIENTS], clock.spent[EXCHANGE]
-        time_exchange(loss, clock)
-        loss.backward()
-        clock.enter(SCRIPT)
-        taken.append((clock.spent[GRADIENTS] - before[0], clock.spent[EXCHANGE] - before[1]))
-        clock.end_step(number)
-    return taken
 
 
 @pytest.mark.parametrize("finds_unused", [False, True])
 def test_what_comes_after_the_last_gradient_is_waiting(group: None, finds_unused: bool) -> None:
-    model = DistributedDataParallel(Model(), find_unused_parameters=finds_unused)
-    model.register_comm_hook(None, slow_exchange)
-    taken = passes(model, StepClock(), 3)
-    assert all(SLOW_S <= backward_s < 2 * SLOW_S <= sync_s for backward_s, sync_s in taken)
+    events: list[str] = []
+    is_waiting = threading.Event()
+
+    class Clock(StepClock):
+        def begin_exchange(self) -> None:
+            super().begin_exchange()
+            events.append("waiting")
+            is_waiting.set()
+
+    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Stand for other ranks, which finish once this rank waits for them."""
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def finish() -> None:
+            is_waiting.wait(60)
+            events.append("exchanged")
+            done.set_result(bucket.buffer())
+
+        events.append("sent")
+        threading.Thread(target=finish).start()
+        return done
+
+    exchange.__annotations__ = {  # torch compares them with types, not with their names
+        "bucket": dist.GradBucket,
+        "return": torch.futures.Future[torch.Tensor],
+    }
+    clock = Clock()
+    model = DistributedDataParallel(Model(clock, []), find_unused_parameters=finds_unused)
+    model.module.events = events
+    model.register_comm_hook(None, exchange)
+    for number in range(3):
+        loss = model(torch.ones(2, 4)).sum()
+        clock.enter(BACKWARD)
+        handle = time_exchange(loss, clock)
+        loss.backward()
+        assert clock.phase == EXCHANGE
+        assert events == ["forward in phase 0", "computed", "sent", "waiting", "exchanged"]
+        clock.end_step(number)
+        handle.remove()
+        events.clear()
+        is_waiting.clear()
 
 
 def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
     group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = DistributedDataParallel(Model())
+    events: list[str] = []
     clock = StepClock()
+    model = DistributedDataParallel(Model(clock, events))
     time_buffers(model, clock)
-    monkeypatch.setattr(model, "_sync_buffers", lambda: time.sleep(SLOW_S))
+    monkeypatch.setattr(model, "_sync_buffers", lambda: events.append(f"phase {clock.phase}"))
     clock.enter(FORWARD)
-    before = clock.spent[FORWARD], clock.tally.spent[SYNC]
     model(torch.ones(2, 4))
-    clock.enter(FORWARD)
-    assert clock.spent[SYNC] - before[1] >= SLOW_S > clock.tally.spent[FORWARD] - before[0]
+    assert events == [f"phase {SYNC}", f"forward in phase {FORWARD}"]
