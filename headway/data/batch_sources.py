@@ -218,33 +218,35 @@ class Indices:
 
     def _ahead(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         rounds = self._drawn(iteration)  # lazy: starts with the first request
-        to_load, is_first = self._order.loading(), True
+        to_load, own, is_first = self._order.loading(), self._division.own, True
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
             self.has_more = following is not None
-            parts = self._division.read(slices)
+            parts = slices[own]
             given.extend([batch] * (len(parts) or 1))
-            if is_first:
-                self.first, is_first = self._loaded(samples[slices[0]], to_load), False
-            for part in parts:
-                yield self._loaded(samples[part], to_load)
+            for part in (slices[0], *parts) if is_first else parts:
+                indices = samples[part] if self._is_batched else samples[part][0]
+                to_yield = indices if to_load is None else to_load(indices)
+                if is_first:
+                    self.first, is_first = to_yield, False
+                else:
+                    yield to_yield
 
     def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
         num_ranks = self._division.num_ranks
         drawn = self._order.draw(iteration.start, iteration.sums, num_ranks)
         if self._order.counts_samples:
-            yield from map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
-            return
+            return map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
+        return self._merged(drawn)
+
+    def _merged(self, drawn: Iterator[Any]) -> Iterator[ShardedBatch]:
+        num_ranks = self._division.num_ranks
         source = drawn if self._is_batched else ([index] for index in drawn)
         while batches := [*islice(source, num_ranks)]:
             if self._drop_last and len(batches) < num_ranks:
                 return
             yield self._division.of_batches(batches, self._size)
-
-    def _loaded(self, indices: list[Any], to_load: Callable[[Any], Any] | None) -> Any:
-        drawn = indices if self._is_batched else indices[0]
-        return drawn if to_load is None else to_load(drawn)
 
 
 class StreamSource(BatchSource):
@@ -291,7 +293,7 @@ class StreamRounds(IterableDataset[_Read]):
             if self.drop_last and len(read) < self.full:
                 return
             samples, slices, batch = self._division.of_samples(read, self.full)
-            parts = [samples[part] for part in self._division.read(slices)]
+            parts: list[Any] = [samples[part] for part in slices[self._division.own]]
             yield parts or [NoBatch], batch, checksum_of(read[:num_marked])
             num_marked = 1  # only the first sample of later rounds
 

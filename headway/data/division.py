@@ -37,9 +37,10 @@ class Division(NamedTuple):
     reads_all: bool = False  # this rank reads the parts of all ranks
     is_presharded: bool = False  # each rank reads its own data
 
-    def read(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Return the parts that this rank reads; the result may be empty."""
-        return parts if self.reads_all else parts[self.rank : self.rank + 1]
+    @property
+    def own(self) -> slice:
+        """Selects the parts that this rank reads; there may be none."""
+        return slice(None) if self.reads_all else slice(self.rank, self.rank + 1)
 
     def num_rounds(self, items: int, per_round: int, drop_last: bool) -> int:
         """Return the number of rounds in which this rank gets a part of `items` items."""

@@ -150,21 +150,8 @@ class Accumulation:
         """Whether gradients await an optimizer step, even without `accumulate()`."""
         return self.is_open or self.num_backward > 0
 
-    @property
-    def is_before_last_backward(self) -> bool:
-        """Whether only the last backward pass of an optimizer step is missing."""
-        return self.num_backward > 0 and self.sync_gradients and bool(self.step.is_fresh)
-
-    @property
-    def has_lost_gradients(self) -> bool:
-        """Whether gradients of earlier micro-batches of this optimizer step were reset."""
-        step = self.step
-        if not (step.is_fresh and step.has_gradient and self.num_backward):
-            return False
-        return step.parameter is not None and step.parameter.grad is None
-
     def watch_gradients(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """After a backward pass, record for `has_lost_gradients` that there are gradients."""
+        """After a backward pass, record for `begin_backward` that there are gradients."""
         step = self.step
         if step.parameter is None:
             step.parameter = next((p for p in parameters() if p.requires_grad), None)
@@ -225,19 +212,22 @@ class Accumulation:
         own = self.step.models.split(",")
         return str(number) not in own and any(str(number) in o.models.split(",") for o in others)
 
-    def note_backward(self, by_tokens: bool) -> None:
-        """Raise UsageError if a backward pass cannot be combined with the previous passes.
+    def begin_backward(self, by_tokens: bool) -> bool:
+        """Return whether gradients of the optimizer step's earlier micro-batches were reset.
 
-        In the last micro-batch, all gradients of a step are scaled by the step's token count,
-        so all losses must have token counts, and each token must be counted once.
+        Raise UsageError if a backward pass cannot be combined with the previous passes. In the last
+        micro-batch, all gradients of a step are scaled by the step's token count, so all losses
+        must have token counts, and each token must be counted once.
         """
         step = self.step
         if step.is_fresh is None:  # the script counts micro-batches itself
-            return
+            return False
         is_first, step.is_fresh = step.is_fresh, False
+        is_reset = step.parameter is not None and step.parameter.grad is None
+        has_lost = is_reset and is_first and step.has_gradient and self.num_backward > 0
         before, step.by_tokens = step.by_tokens, by_tokens
         if before is None or not (by_tokens or before):
-            return
+            return has_lost
         if not is_first or before != by_tokens:
             raise UsageError(
                 "an optimizer step mixes backward() with and without num_tokens"
@@ -248,6 +238,7 @@ class Accumulation:
                 "backward(loss_sum + num_tokens * other_mean, num_tokens=num_tokens)",
                 code=Code.ACCUMULATION,
             )
+        return has_lost
 
     @contextmanager
     def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:

@@ -141,13 +141,15 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, unless they are accumulating."""
-        if self._accumulation.sync_gradients:
-            if self._accumulation.is_before_last_backward and self._has_gradients:
+        accumulation = self._accumulation
+        if accumulation.sync_gradients:
+            is_early = accumulation.num_backward and accumulation.step.is_fresh
+            if is_early and self._has_gradients:  # one backward pass of the step is missing
                 note_discarded(self._progress, "a prepared optimizer")
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
-            self._accumulation.num_backward = 0
+            accumulation.num_backward = 0
 
     @property
     def _has_gradients(self) -> bool:

@@ -17,7 +17,7 @@ from headway.distributed.collectives import reduce
 from headway.distributed.handler import check_entries, check_range
 from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress
-from headway.ipc.step_clock import BACKWARD
+from headway.ipc.step_clock import BACKWARD, GRADIENTS
 from headway.strategies.ddp import time_exchange
 from headway.strategies.strategy import NULL_CTX
 from headway.training.arguments import reject_unsupported
@@ -41,18 +41,18 @@ class Steps:
         """Accumulate the gradients of `loss` / gradient_accumulation_steps."""
         training = self.training
         accumulation, progress = training.accumulation, training.progress
+        is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
         if num_tokens is not None or accumulation.steps > 1:
-            if accumulation.has_lost_gradients and training.optimizers:
-                note_discarded(progress, "a prepared model")
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
-            is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
             training.strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
         handle = None
         if is_watched:
             clock = progress.clock
             clock.enter(BACKWARD)
-            if clock.splits_backward and loss.requires_grad:
+            if clock.splits_backward and not is_last:
+                clock.phase = GRADIENTS
+            elif clock.splits_backward and loss.requires_grad:
                 handle = time_exchange(loss, clock)
         try:
             training.precision.backward(loss, **kwargs)
@@ -85,7 +85,9 @@ class Steps:
         """
         accumulation = self.training.accumulation
         if accumulation.steps > 1:
-            accumulation.note_backward(by_tokens=num_tokens is not None)
+            has_lost = accumulation.begin_backward(by_tokens=num_tokens is not None)
+            if has_lost and self.training.optimizers:
+                note_discarded(self.training.progress, "a prepared model")
         if num_tokens is not None:
             if gradient is not None:
                 raise UsageError(

@@ -27,7 +27,7 @@ from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.run_contract import VARIABLE, RunContract, encode
-from headway.ipc.step_clock import DeviceTimer, Event, StepClock
+from headway.ipc.step_clock import GRADIENTS, DeviceTimer, Event, StepClock
 from headway.training import steps
 from headway.utils import send_to_device, set_seed
 
@@ -539,3 +539,9 @@ def test_one_backward_pass_is_split_where_the_clock_asks_for_it(
         accelerator.backward(loss, retain_graph=True)
         loss.backward()  # type: ignore[no-untyped-call]  # not timed
         assert len(splits) == is_due
+    accumulation = accelerator.parts.training.accumulation
+    monkeypatch.setattr(accumulation, "sync_gradients", False)
+    with monkeypatch.context() as context:
+        context.setattr(Progress, "end_backward", lambda _: None)
+        accelerator.backward(loss)
+    assert (len(splits), progress.clock.phase) == (1, GRADIENTS)  # there is no exchange
