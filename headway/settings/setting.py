@@ -280,9 +280,11 @@ def read_ranks(raw: Raw) -> tuple[int, ...] | None:
 def read_path(raw: Raw) -> str:
     from os.path import expanduser
 
-    if "\0" in read_text(raw):
+    if "\0" in (path := read_text(raw)):
         raise ValueError("contains a null byte")
-    return expanduser(read_text(raw))
+    if "$" in path:
+        raise ValueError("contains '$', but variables are not expanded, only '~'")
+    return expanduser(path)
 
 
 def read_variables(raw: Raw) -> dict[str, str]:

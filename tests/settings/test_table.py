@@ -98,6 +98,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("main_address", "a" * 64, "not a host name"),
         ("main_address", "a." * 150, "not a host name"),
         ("main_address", "fe80::1", "%eth0"),
+        ("log_dir", "$HOME/logs", "only '~'"),
         ("main_port", "65536", "from 1 to 65535"),
         ("max_restarts", "auto", "whole number"),
         ("hang_timeout", "1.5m", r"a whole number of seconds \(600\) or a duration \(10m\)"),
