@@ -1,7 +1,7 @@
 """What a save, a resumption and a batch cost as things grow, beside plain PyTorch, in one run.
 
     python benchmarks/growth.py                     # all tables
-    python benchmarks/growth.py --only samples      # parameters, checkpoints, loaders, samples
+    python benchmarks/growth.py --only samples      # one table
     python benchmarks/growth.py --json result.json
 
 In one process, in CPU time of all its threads, so that disks and other programs do not count:
@@ -11,7 +11,10 @@ In one process, in CPU time of all its threads, so that disks and other programs
 2. checkpoints: `save_state` into a folder that has 1 or 500;
 3. loaders: `save_state` with 1 or 50 prepared ones, and the bytes of each;
 4. samples: the first batch of a shuffled epoch, torch's and Headway's, and the first one of a run
-   that resumes in the middle; each batch of a loader with and without `Accelerator(seed=)`.
+   that resumes in the middle; each batch of a loader with and without `Accelerator(seed=)`;
+5. background: a training step of 1,000 small parameters while a thread writes a checkpoint, in
+   wall time beside steps without one;
+6. steps: memory, descriptors and threads after 2,000 to 20,000 steps.
 
 Contenders take turns. Printed are medians, and the median ratio to the first of the table.
 """
@@ -25,15 +28,19 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from headway import Accelerator
@@ -189,7 +196,78 @@ def samples(folder: Path, rounds: int) -> list[Row]:
     return rows + in_turns("500 batches", actions, rounds)
 
 
-TABLES = {one.__name__: one for one in (parameters, checkpoints, loaders, samples)}
+def background(folder: Path, rounds: int) -> list[Row]:
+    model, optimizer = trained(1000)
+    accelerator = accelerator_of(model, optimizer)
+    number = 0
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def start_torch(path: Path) -> Callable[[], bool]:
+        writer = threading.Thread(target=torch.save, args=(deepcopy(state()), path))
+        writer.start()
+        return writer.is_alive
+
+    def start_dcp(path: Path) -> Callable[[], bool]:
+        written: Any = async_save(state(), checkpoint_id=path)
+        return lambda: not written.done()
+
+    def start_headway(path: Path) -> Callable[[], bool]:
+        before = {*threading.enumerate()}
+        accelerator.save_state(path, wait=False)
+        [writer] = {*threading.enumerate()} - before
+        return writer.is_alive
+
+    def step() -> float:
+        begin = time.perf_counter()
+        torch.stack([(parameter * parameter).sum() for parameter in model]).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - begin
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # async_save's
+    starts = {"torch.save": start_torch, "DCP, async_save": start_dcp, "headway": start_headway}
+    taken: dict[str, list[float]] = {"no save": [], **{name: [] for name in starts}}
+    for _ in range(rounds + 1):
+        for name, start in starts.items():
+            taken["no save"] += [step() for _ in range(10)]
+            is_writing = start(folder / f"{name}{(number := number + 1)}")
+            taken[name].append(step())
+            while is_writing():
+                taken[name].append(step())
+    accelerator.end_training()
+    usual = statistics.median(taken["no save"])
+    rows = []
+    print(f"\n{'a step during a save':<32}{'wall time':>12}{'ratio':>8}")
+    for name, times in taken.items():
+        row = Row("a step during a save", name, statistics.median(times), 0.0)
+        rows.append(row._replace(ratio=row.seconds / usual))
+        print(f"{name:<32}{row.seconds * 1e3:>9.2f} ms{rows[-1].ratio:>8.2f}", flush=True)
+    return rows
+
+
+def steps(folder: Path, rounds: int) -> list[Row]:
+    accelerator, process = Accelerator(cpu=True), psutil.Process()
+    model = torch.nn.Linear(4, 1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), DataLoader(Numbers(8000), 4, shuffle=True)
+    )
+    print(f"\n{'steps':<12}{'memory':>12}{'descriptors':>16}{'threads':>12}")
+    for number in range(1, 11):
+        for batch in loader:
+            accelerator.backward(model(batch.expand(4, 4)).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if number in (1, 5, 10):
+            memory = f"{process.memory_info().rss / 2**20:>8.1f} MiB"
+            print(f"{number * 2000:<12,}{memory}{process.num_fds():>16}{process.num_threads():>12}")
+    return []
+
+
+TABLES = {
+    one.__name__: one for one in (parameters, checkpoints, loaders, samples, background, steps)
+}
 
 
 def main() -> int:
