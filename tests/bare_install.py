@@ -28,18 +28,19 @@ from headway import Accelerator
 
 accelerator = Accelerator(project_dir="run", seed=1)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters())
 data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
 loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=1)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+folder = f"saved-{accelerator.num_processes}"
 if "--resume" in sys.argv:
-    accelerator.load_state("saved")
+    accelerator.load_state(folder)
+    assert optimizer.state_dict()["state"][0]["step"] == len(loader)
 for x, y in loader:
     optimizer.zero_grad()
     accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
     optimizer.step()
-if "--resume" not in sys.argv:
-    accelerator.save_state("saved")
+accelerator.save_state(folder)
 losses = accelerator.gather(torch.ones(1, device=accelerator.device))
 accelerator.print("trained on", len(losses))
 accelerator.end_training()
@@ -52,6 +53,7 @@ COMMANDS = (
     ["test", "--cpu"],
     ["test", "--cpu", "--num-processes", "2"],
     ["launch", "--cpu", "--num-processes", "1", "train.py"],
+    ["launch", "--cpu", "--num-processes", "1", "train.py", "--resume"],
     ["launch", "--cpu", "--num-processes", "2", "train.py"],
     ["launch", "--cpu", "--num-processes", "2", "train.py", "--resume"],
 )
@@ -111,15 +113,13 @@ def environment(name: str, wheel: str, base: Path | None = None) -> Path:
 def failures(where: Path, commands: list[list[str]]) -> int:
     """Run these commands of `headway` in an empty folder; print each, and why it failed."""
     num_failed = 0
-    variables = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
     with tempfile.TemporaryDirectory() as home:
         Path(home, "train.py").write_text(TRAIN)
         for words in commands:
-            command = [str(where / "bin" / "headway"), *words]
             done = subprocess.run(
-                command,
+                [str(where / "bin" / "headway"), *words],
                 cwd=home,
-                env={**variables, "HOME": home},
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": home},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
