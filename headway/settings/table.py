@@ -265,9 +265,9 @@ class Settings:
     status = Setting(
         Choice(OFF, same={"no": OFF, "false": OFF}, or_auto=True),
         AUTO,
-        "progress of the run, if ranks report optimizer steps: a status line on a terminal, a line "
-        "per minute elsewhere (auto); or off",
+        "progress of the run: a status line on a terminal, else a line per minute (auto); or off",
         applies_to="launcher",
+        has_flag=False,
     )
     log_dir: Setting[str | None] = Setting(
         read_path, None, "folder for one log file per process", metavar="DIR", needs_launcher=True
