@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from inspect import getmodule, getsource
 from pathlib import Path
 from pydoc import locate
 from typing import TypeGuard
@@ -24,6 +25,33 @@ OF_ACCELERATE = {"_reset_state", "_set_sync_gradients", "_shared_state"}
 OWN_OR_FOREIGN = ("self", "cls", "super()", "os", "c10d", "LocalElasticAgent")
 OF_TORCH = {"_parameters", "_buffers", "_next_data"}
 """Those of torch's modules and iterators, which some class of ours has as well."""
+
+
+OF_OBJECTS = {
+    name: f"torch.{of}"
+    for of, names in {
+        "nn.Module": "_apply _call_impl _compiled_call_impl _non_persistent_buffers_set",
+        "nn.parallel.DistributedDataParallel": "_module_parameters",
+        "distributed.ProcessGroup": "_get_backend _device_types",
+        "_C._distributed_c10d.Backend.Options": "_timeout",
+        "distributed.elastic.agent.server.SimpleElasticAgent": "_stop_workers _worker_group",
+        "optim.lr_scheduler.LRScheduler": "_step_count",
+        "utils.data.RandomSampler": "_num_samples",
+        "Tensor": "_backward_hooks _post_accumulate_grad_hooks _cdata",
+        "_ops.OpOverload": "_schema",
+        "_dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    }.items()
+    for name in names.split()
+}
+"""The classes of torch's objects of which the product reads private attributes and methods."""
+OF_OTHERS = {
+    *("_replace", "_asdict", "_fields", "_field_defaults", "_optionals"),  # of Python's objects
+    *("_auto_add_worker_init_fn", "_can_stop_early", "_data_fetcher"),  # of Lightning's
+    *("_should_check_val_fx", "_save_checkpoint", "_save_rng_state", "_bit_generator"),
+    "_buckets",  # ours, assigned in a function
+}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+STANDARD_MODULES = ("atexit.", "numpy.", "os.", "random.", "runpy.", "shutil.", "sys.", "headway.")
 
 
 @cache
@@ -96,7 +124,7 @@ def calls_of_super(node: ast.ClassDef) -> Iterator[ast.Call]:
 @cache
 def private_names(node: ast.ClassDef) -> set[str]:
     """Return the private attributes and methods that a class has of its own."""
-    found = {part.name for part in ast.walk(node) if isinstance(part, ast.FunctionDef)}
+    found = {part.name for part in ast.walk(node) if isinstance(part, FUNCTIONS)}
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
             if isinstance(part.value, ast.Name) and part.value.id in ("self", "cls"):
@@ -160,14 +188,50 @@ def test_the_accelerator_defines_its_methods_itself_but_those_of_a_process() -> 
     assert len(longest.body) <= 5, f"{longest.name} is the work of a part"
 
 
+def imported_names(tree: ast.Module) -> dict[str, str]:
+    """Return the full name of each name that a module imports or that stands for a module."""
+    known = {"torch": "torch", "c10d": "torch.distributed.distributed_c10d"}
+    known["_aten"] = "torch.ops.aten"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {one.asname: one.name for one in node.names if one.asname}
+        elif isinstance(node, ast.ImportFrom):
+            known |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return known
+
+
+def private_names_of_torch() -> Iterator[str]:
+    """Yield the private names that the product reads from torch's modules and objects."""
+    ours = set().union(*(private_names(node) for _, node in classes(PRODUCT)))
+    for _, tree in trees(PRODUCT):
+        known = imported_names(tree)
+        yield from (name for name in known.values() if re.match(r"torch\..*\b_", name))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or not re.match("_[a-zA-Z]", node.attr):
+                continue
+            text = re.sub(r"^import_module\('([\w.]+)'\)", r"\1", ast.unparse(node))
+            first, _, rest = text.partition(".")
+            name = f"{known.get(first, first)}.{rest}"
+            if node.attr in OF_OBJECTS:
+                yield f"{OF_OBJECTS[node.attr]}.{node.attr}"
+            elif name.startswith("torch."):
+                yield name
+            elif node.attr not in ours | OF_OTHERS:
+                assert name.startswith(STANDARD_MODULES), f"add {text} to OF_OBJECTS or OF_OTHERS"
+
+
+def is_in_torch(name: str) -> bool:
+    """Return whether a name exists, or whether the module of its class assigns it to objects."""
+    owner, _, attribute = name.rpartition(".")
+    module = getmodule(locate(owner))
+    return locate(name) is not None or f".{attribute}" in (getsource(module) if module else "")
+
+
 def test_every_private_name_of_torch_that_is_used_is_in_this_torch() -> None:
     pytest.importorskip("torch")
-    nodes = [node for _, tree in trees(PRODUCT) for node in ast.walk(tree)]
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    names = {ast.unparse(a) for a in attributes if re.match("_[a-z]|_C$", a.attr)}
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    private = [name for name in names if re.fullmatch(r"torch\..*\b_[a-zC][\w.]*", name)]
-    assert "torch.distributed.utils._sync_module_states" in private
-    assert [name for name in sorted(private) if locate(name) is None] == []
+    names = {*private_names_of_torch()}
+    assert [name for name in sorted(names) if not is_in_torch(name)] == []
+    assert {name.rpartition(".")[2] for name in names} >= {
+        *("_sync_module_states", "_get_default_store", "_set_pg_timeout", "_get_backend"),
+        *("_new_process_group_helper", "_world", "_disable_current_modes"),
+    }
