@@ -76,7 +76,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
         "<h2>Machine</h2>",
         _table(*start.machine.items()),
         "<h2>Settings</h2>",
-        _table(*((name, f"{start.settings.get(name)} ({o})") for name, o in start.origins.items())),
+        _table(*((name, f"{start.settings[name]} ({o})") for name, o in start.origins.items())),
     ]
     body = "\n".join(parts)
     return (
@@ -101,7 +101,7 @@ def _verdict(record: RunRecord) -> str:
 
 def _ranks(record: RunRecord) -> str:
     start = record.start
-    text = f"{start.num_processes * start.num_machines} on {start.settings.get('device', '?')}"
+    text = f"{start.num_processes * start.num_machines} on {start.settings['device']}"
     return text + (f", {start.num_machines} machines" if start.num_machines > 1 else "")
 
 

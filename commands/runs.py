@@ -180,7 +180,7 @@ def restarts(record: RunRecord) -> list[str]:
 
 def _restarts_used(record: RunRecord) -> str:
     used = record.attempts[-1].num_restarts if record.attempts else 0
-    return f"{used} of {record.start.settings.get('max_restarts', '?')}"
+    return f"{used} of {record.start.settings['max_restarts']}"
 
 
 def slow_rank(record: RunRecord) -> str:

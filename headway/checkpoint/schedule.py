@@ -24,10 +24,10 @@ class TrainingRecord(NamedTuple):
     resuming from a checkpoint counts as a failure, unless a stop request caused the save.
     """
 
-    trained_s: float = 0.0  # duration of all runs until this checkpoint
-    num_failures: int = 0
-    saves_s: tuple[float, ...] = ()  # how long each of the last saves paused training
-    is_stop: bool = False  # whether a stop request caused the save
+    trained_s: float  # duration of all runs until this checkpoint
+    num_failures: int
+    saves_s: tuple[float, ...]  # how long each of the last saves paused training
+    is_stop: bool  # whether a stop request caused the save
 
     @property
     def interval_s(self) -> float:
@@ -60,7 +60,7 @@ class Schedule:
     def __init__(self) -> None:
         self.check_at = 0
         self._saved_at_step, self._saved_at = 0, 0.0
-        self._record, self._resumed_at = TrainingRecord(), time.monotonic()
+        self._record, self._resumed_at = TrainingRecord(0.0, 0, (), False), time.monotonic()
 
     def is_due(self, every: Interval, step: int) -> bool:
         if every.steps is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.ipc.records import StepStats
@@ -21,28 +20,28 @@ _REPORT_EVERY_S = 1.0
 
 class Attempt(NamedTuple):
     began_at: float  # start of the run or failure of the previous attempt, in seconds
-    first: int = 0  # number of its first step; 0: unknown
-    first_at: float = 0.0  # end of the first step
-    last: int = 0
-    last_at: float = 0.0  # the last report of rank 0
-    spent: Mapping[str, float] = MappingProxyType({})  # seconds by activity, after the first step
-    cause: str = ""  # cause of the previous failure; empty for the first attempt
-    failed_at_step: int = 0  # last step before that failure; 0: unknown
-    num_restarts: int = 0  # restarts used so far
+    first: int  # number of its first step; 0: unknown
+    first_at: float  # end of the first step
+    last: int
+    last_at: float  # the last report of rank 0
+    spent: Mapping[str, float]  # seconds by activity, after the first step
+    cause: str  # cause of the previous failure; empty for the first attempt
+    failed_at_step: int  # last step before that failure; 0: unknown
+    num_restarts: int  # restarts used so far
 
 
 class Attempts:
     """The attempts of a run, computed from its step statistics."""
 
     def __init__(self, began_at: float) -> None:
-        self.rows = [Attempt(began_at)]
+        self.rows = [Attempt(began_at, 0, 0.0, 0, 0.0, {}, "", 0, 0)]
         self._furthest = 0  # last step of all earlier attempts
         self._restart = ""  # a restart whose cost is not known yet
 
-    def begin(self, attempt: Attempt, restart: str) -> None:
-        """Begin an attempt; `restart` names the restart in messages."""
+    def begin(self, restart: str, at: float, cause: str, step: int, num_restarts: int) -> None:
+        """Begin the attempt after the failure `cause`; `restart` names the restart in messages."""
         self._furthest = max(self._furthest, self.rows[-1].last)
-        self.rows.append(attempt)
+        self.rows.append(Attempt(at, 0, 0.0, 0, 0.0, {}, cause, step, num_restarts))
         self._restart = restart
 
     def end(self, step: int, at: float) -> None:

@@ -118,8 +118,8 @@ class StepStats(NamedTuple):
     device_bytes: int | None  # allocated device memory; None on a CPU
     total: int  # total steps of the training run; 0: unknown
     loss: float | None  # last known loss
-    num_workers: int | None = None  # workers of the last batch's loader; None: unknown
-    stolen_s: float = 0.0  # part of `seconds` in which no core was available; 0: unknown
+    num_workers: int | None  # workers of the last batch's loader; None: unknown
+    stolen_s: float  # part of `seconds` in which no core was available; 0: unknown
 
     @property
     def has_global_steps(self) -> bool:

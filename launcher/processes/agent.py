@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.errors import ConfigError
-from headway.history.attempts import Attempt, Attempts
+from headway.history.attempts import Attempts
 from headway.ipc import signals
 from headway.ipc.records import PROJECT, CrashSite, StepStats
 from headway.ipc.run_contract import CPUS_VARIABLE
@@ -342,8 +342,7 @@ class Agent(LocalElasticAgent):
         log(line)
         self.attempts.end(step, failed_at)
         used = number or self.attempts.rows[-1].num_restarts
-        attempt = Attempt(failed_at, cause=cause, failed_at_step=step, num_restarts=used)
-        self.attempts.begin(attempt, restart)
+        self.attempts.begin(restart, failed_at, cause, step, used)
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
 

@@ -17,7 +17,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.history import store
-from headway.history.attempts import Attempt
+from headway.history.attempts import Attempt, Attempts
 from headway.history.store import runs_folder
 from headway.ipc.records import METRICS, OutputPath
 from tests.commands.running import python, run
@@ -119,7 +119,7 @@ def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
 def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
     began_at = write_run().start.began_at + 60  # of the next one, which takes 30 s
     spent = {"training": 21.0, "saving": 1.5, "waiting for data": 4.5}
-    attempts = [Attempt(began_at, 1, began_at + 3, 9, began_at + 29, spent)]
+    attempts = [Attempt(began_at, 1, began_at + 3, 9, began_at + 29, spent, "", 0, 0)]
     write_run(attempts=attempts)
     said = "70.0 % training (21.0 s), 10.0 % start (3.0 s), 5.0 % saving (1.5 s), 15.0 % waiting"
     assert f"time: {said}" in run("why")[1]
@@ -134,9 +134,9 @@ def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
 def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
     began_at = write_run().start.began_at + 60
     attempts = [
-        Attempt(began_at),
-        Attempt(began_at, cause="rank 1 failed with KeyError", failed_at_step=40, num_restarts=1),
-        Attempt(began_at, cause="rank 0 was killed by SIGKILL", num_restarts=2),
+        (first := Attempts(began_at).rows[0]),
+        first._replace(cause="rank 1 failed with KeyError", failed_at_step=40, num_restarts=1),
+        first._replace(cause="rank 0 was killed by SIGKILL", num_restarts=2),
     ]
     write_run(76, attempts=attempts, settings={**START.settings, "max_restarts": "2"})
     said = ["rank 1 failed with KeyError at step 40", "rank 0 was killed by SIGKILL"]

@@ -28,7 +28,7 @@ START = Launch(
     arguments=("--lr", "0.1", "--data", "data"),
     command=("--cpu", "train.py", "--lr", "0.1", "--data", "data"),
     python=("/usr/bin/python3",),
-    settings={"mixed_precision": "no", "num_processes": "1", "device": "cpu"},
+    settings={"mixed_precision": "no", "num_processes": "1", "device": "cpu", "max_restarts": "0"},
     origins={"device": "flag --cpu"},
     environment={},
     machine={"cores": "8", "gpus": "none", "torch": "2.11.0"},
@@ -96,6 +96,8 @@ def stats(step: int, **changed: Any) -> StepStats:
         device_bytes=None,
         total=1000,
         loss=1.0 / step,
+        num_workers=None,
+        stolen_s=0.0,
     )
     return usual._replace(**changed)
 

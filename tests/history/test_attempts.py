@@ -20,22 +20,20 @@ def steps(step: int, count: int = 10, **changed: Any) -> Any:
 
 
 SPENT = {"training": 4.0, "saving": 0.5, "waiting for data": 0.5}
-FIRST = Attempt(BEGAN, 1, BEGAN + 2, 50, BEGAN + 7, SPENT)
-AGAIN = Attempt(BEGAN + 8, 41, BEGAN + 11, 100, BEGAN + 17, {**SPENT, "repeated steps": 1.0})
+NONE, LATER = (Attempts(at).rows[0] for at in (BEGAN, BEGAN + 8))
+FIRST = NONE._replace(first=1, first_at=BEGAN + 2, last=50, last_at=BEGAN + 7, spent=SPENT)
+AGAIN = Attempt(
+    BEGAN + 8, 41, BEGAN + 11, 100, BEGAN + 17, {**SPENT, "repeated steps": 1.0}, "", 0, 0
+)
 KILLED, LATE = FIRST._replace(last_at=BEGAN + 6), FIRST._replace(last_at=BEGAN + 8)
 TABLE: list[tuple[str, list[Attempt], float, tuple[float, ...] | None]] = [
     # what happens, the attempts, when the run ended, seconds of each of SHARES
-    ("no step is known", [Attempt(BEGAN), Attempt(BEGAN + 3)], 9, None),
+    ("no step is known", [NONE, LATER], 9, None),
     ("one attempt", [FIRST], 7, (4, 2, 0, 0, 0.5, 0.5, 0)),
     ("a long evaluation at the end", [FIRST], 20, (4, 2, 0, 0, 0.5, 0.5, 13)),
-    (
-        "a restart, and up to a second that was not reported",
-        [KILLED, AGAIN],
-        17,
-        (9, 2, 3, 1, 1, 1, 0),
-    ),
-    ("a second attempt without a step", [LATE, Attempt(BEGAN + 8)], 10, (4, 2, 2, 0, 0.5, 0.5, 1)),
-    ("a first attempt without one", [Attempt(BEGAN), AGAIN], 17, (4, 8, 3, 1, 0.5, 0.5, 0)),
+    ("a restart, and up to a second unreported", [KILLED, AGAIN], 17, (9, 2, 3, 1, 1, 1, 0)),
+    ("a second attempt without a step", [LATE, LATER], 10, (4, 2, 2, 0, 0.5, 0.5, 1)),
+    ("a first attempt without one", [NONE, AGAIN], 17, (4, 8, 3, 1, 0.5, 0.5, 0)),
     ("clocks that differ", [FIRST], 5, (4, 2, 0, 0, 0.5, 0.5, 0)),
 ]
 
@@ -62,7 +60,7 @@ def test_steps_count_for_what_they_were_and_repeated_ones_apart() -> None:
     attempts = Attempts(BEGAN)
     assert not noted(attempts, (3, steps(2, 1)), (4, steps(12)), (5, steps(22)))
     assert attempts.note(1, steps(500), BEGAN + 6) == ""  # rank 0 alone counts
-    attempts.begin(Attempt(BEGAN + 7), "restart 1 of 3")
+    attempts.begin("restart 1 of 3", BEGAN + 7, "", 0, 0)
     # it has resumed from step 9, and its second record has steps on both sides of the failure
     said = noted(attempts, (10, steps(11, 1)), (11.9, steps(30, 19)), (12.9, steps(40)))
     assert said == ["restart 1 of 3: 4.2 s to step 23, 13 steps repeated"]
@@ -93,13 +91,13 @@ RESTARTS = [
 def test_a_restart_says_what_it_cost(report: Any, said: str) -> None:
     attempts = Attempts(BEGAN)
     noted(attempts, (3, steps(22)))
-    attempts.begin(Attempt(BEGAN + 7), "restart 1")
+    attempts.begin("restart 1", BEGAN + 7, "", 0, 0)
     assert noted(attempts, (10, report)) == [said]
 
 
 def test_a_failure_before_the_first_step_has_nothing_to_repeat() -> None:
     attempts = Attempts(BEGAN)
-    attempts.begin(Attempt(BEGAN + 7), "restart 1")
+    attempts.begin("restart 1", BEGAN + 7, "", 0, 0)
     assert noted(attempts, (10, steps(2, 1))) == ["restart 1: 2.9 s to step 1"]
 
 
@@ -109,7 +107,7 @@ def test_a_failure_after_the_first_step_which_has_no_stats_ends_the_start() -> N
     assert shares(attempts.rows, BEGAN + 5) is None
     attempts.end(1, BEGAN + 3)
     attempts.end(2, BEGAN + 4)  # its end is known
-    attempts.begin(Attempt(BEGAN + 3, num_restarts=1), "restart 1 of 3")
+    attempts.begin("restart 1 of 3", BEGAN + 3, "", 0, 1)
     attempts.end(1, BEGAN + 4)
     found = shares(attempts.rows, BEGAN + 5)
     assert found is not None

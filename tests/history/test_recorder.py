@@ -17,7 +17,7 @@ import pytest
 
 from headway.errors import LaunchError
 from headway.history import process_record, store
-from headway.history.attempts import Attempt
+from headway.history.attempts import Attempts
 from headway.history.record import Recorder, find, read_all, read_record
 from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
 from headway.ipc.progress import Progress
@@ -47,7 +47,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     recorder.note(0, stats(10))
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
     recorder.note(0, stats(10).empty_at(12, 0.1))
-    recorder.attempts = lambda: [Attempt(START.began_at, cause="exit code 3: 0123456789")]
+    recorder.attempts = lambda: [Attempts(0.0).rows[0]._replace(cause="exit code 3: 0123456789")]
     recorder.tails = lambda: {
         0: [f"line {n}" for n in range(500)],
         1: ["x" * 9_000] * 299 + ["0123456789"],

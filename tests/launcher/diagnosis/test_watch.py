@@ -195,7 +195,7 @@ def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Ran
 
 
 def test_steps_after_the_last_stats_are_known_by_a_heartbeat(rank: Rank) -> None:
-    stats = StepStats(2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 0, 0.5)
+    stats = StepStats(2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 0, 0.5, None, 0.0)
     rank.tell(stats, Heartbeat(ProgressSnapshot(98, loss=0.25)))
     wait_until(lambda: len(rank.stats) == 2)
     told, moved = rank.stats

@@ -383,7 +383,7 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
     run, seen, lost = Run(3, 3), list[object](), list[int]()
     run.coordinator.callbacks = RankCallbacks(lambda *steps: seen.append(steps), lost.append)
     run.begun(3)
-    stats = StepStats(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
+    stats = StepStats(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None, None, 0.0)
     run.take(3, StepTiming(5, stats))
     assert seen == [(5, stats, 2, "n3")]
     run.coordinator.drop(2, "its launcher exited", run.now)

@@ -351,7 +351,7 @@ def test_all_kinds_of_messages_can_be_sent() -> None:
         "Failed | None": None,
         "CrashSite | None": None,
     }
-    samples["StepStats"] = StepStats(1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1, None, 0, None)
+    samples["StepStats"] = StepStats(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, None, 0, None, None, 1)
     samples["MachineFacts"] = MachineFacts((Fact("torch", "2.13"),), ())
     for kind in get_args(Message):
         values = [
