@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 
@@ -34,8 +33,7 @@ FOREVER = "forever"  # --wait without a number
 _PLACING = [
     TABLE[name].flag for name in (*TOPICS["ranks on this machine"], *TOPICS["several machines"])
 ]
-"""Flags that scripts rarely define themselves."""
-_MOST_READ = 2**20  # bytes read of a script
+"""Flags that programs other than scripts rarely define themselves."""
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
 
 BRIEF = (
@@ -248,11 +246,13 @@ def _print_plan(launch: _Launch) -> int | None:
         log(f"note: {note}")
     if not (parsed.quiet or plan.reports_elsewhere):
         log(summary(plan))
-        if plan.supervised is None and _misplaced_flags(plan.program, _PLACING):
-            log(f"note: {_misplaced_flags(plan.program, launch.parser.known)}")
-        if not (plan.is_rank or plan.program.is_asked_for_help) and _mentions_rank(plan.program):
+        program, text = plan.program, plan.program.text
+        flags = launch.parser.known if text else _PLACING
+        if plan.supervised is None and (note := _misplaced_flags(program, flags, text)):
+            log(f"note: {note}")
+        if not (plan.is_rank or program.is_asked_for_help) and program.mentions_rank:
             flag = TABLE["num_processes"].as_flag(1)
-            what = f"{shown(plan.program.name)} mentions RANK, which is not set for one process"
+            what = f"{shown(program.name)} mentions RANK, which is not set for one process"
             log(f"note: {what}; pass {flag} to set it")
     return None
 
@@ -332,17 +332,11 @@ def make_parser() -> Parser:
         usage=USAGE,
     )
     parser.flag(
-        "--module",
-        short="-m",
-        metavar="MODULE",
-        is_last=True,
-        help="run a module, like python -m",
+        "--module", short="-m", metavar="MODULE", is_last=True, help="run a module, like python -m"
     )
     parser.flag("--no-python", help="run a program that is not a Python script")
     parser.flag(
-        "--quiet",
-        short="-q",
-        help="do not print the plan's summary or waiting messages at startup",
+        "--quiet", short="-q", help="do not print the plan's summary or waiting messages at startup"
     )
     plan = "plan"
     parser.flag(
@@ -379,12 +373,11 @@ def make_parser() -> Parser:
     return parser
 
 
-def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
-    """Return a note about Headway's flags after the script; empty if there are none."""
-    words = takewhile(lambda word: word != "--", program.args)
-    names = [word.partition("=")[0] for word in words if word.startswith("--")]
-    ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]
-    ours = [name for name in ours if name != "--help"]
+def _misplaced_flags(program: Program, flags: Collection[str], text: bytes = b"") -> str:
+    """Return a note about Headway's flags after the script that its text lacks; may be empty."""
+    words = takewhile(lambda word: word not in ("--", "--help"), program.args)
+    names = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
+    ours = [name for name in names if name.replace("_", "-") in flags and name.encode() not in text]
     if not ours:
         return ""
     come, were = ("comes", "was") if len(ours) == 1 else ("come", "were")
@@ -392,16 +385,6 @@ def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
         f"{', '.join(ours)} {come} after {program.name} and {were} passed to it; "
         "put flags of headway launch before the script"
     )
-
-
-def _mentions_rank(program: Program) -> bool:
-    """Return whether a script seems to read RANK, which may be unset without a launcher."""
-    if program.kind != "script" or program.is_stream or not os.path.isfile(program.name):
-        return False
-    with suppress(OSError), open(program.name, "rb") as file:
-        text = file.read(_MOST_READ)
-        return b'"RANK"' in text or b"'RANK'" in text
-    return False
 
 
 def _cpu_flag(device: Entry | None) -> Entry:

@@ -141,7 +141,8 @@ class Problem(NamedTuple):
         return f"{self.title}{details}"
 
     def __str__(self) -> str:
-        return f"{self.statement}\n  from: {self.where}\n  fix:  {self.fix}"
+        fix = f"\n  fix:  {self.fix}" if self.fix else ""
+        return f"{self.statement}\n  from: {self.where}{fix}"
 
 
 class HeadwayError(Exception):

@@ -116,9 +116,10 @@ class Failure(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The fix from a HeadwayError; for other failures, the fix associated with their reason."""
-        crash = self.first.crash
-        return (crash.fix if crash is not None else "") or formatted(self.reason.fix, self.evidence)
+        """The fix from a HeadwayError, or the reason's; empty if the rank printed why it exited."""
+        crash, is_printed = self.first.crash, self.reason.name == "exit_code" and self.details
+        fix = "" if is_printed else formatted(self.reason.fix, self.evidence)
+        return (crash.fix if crash is not None else "") or fix
 
     @property
     def exit_code(self) -> int:

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from headway.ipc.run_contract import RANK_VARIABLES, VARIABLE
 from headway.ipc.secrets import masked_command
 from headway.ipc.stderr import shown
-from headway.launcher.plan.plan import (
-    LaunchPlan,
-    counted,
-    summary,
-    text_of,
-    without_secrets,
-)
+from headway.launcher.plan.plan import LaunchPlan, counted, summary, text_of, without_secrets
 from headway.launcher.plan.program import HOOKS
 from headway.machine.devices import gpu_labels
 from headway.settings.setting import Value

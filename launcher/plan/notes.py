@@ -162,12 +162,15 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 # ------------------------------------------------------------------ after a successful run
 
 
-def final_notes(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
+def final_notes(plan: LaunchPlan, ranks: Sequence[FeatureUse | None]) -> list[str]:
     """Return the note on unused settings, and the notes that the ranks logged during the run."""
-    return [*unused(settings, ranks), *(note for uses in ranks if uses for note in uses.notes)]
+    first = unused(plan.settings, ranks, mentions_rank=plan.program.mentions_rank)
+    return [*first, *(note for uses in ranks if uses for note in uses.notes)]
 
 
-def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
+def unused(
+    settings: Settings, ranks: Sequence[FeatureUse | None], mentions_rank: bool = False
+) -> list[str]:
     """Return a list with one note on all settings that had no effect, or an empty list.
 
     `ranks` holds each local rank's report of the features that it used. If any rank sent no report,
@@ -199,8 +202,8 @@ def unused(settings: Settings, ranks: Sequence[FeatureUse | None]) -> list[str]:
             sizes = f"devices={settings.num_processes}, num_nodes={settings.num_machines}"
             fix = f"pass {sizes} to Lightning's Fabric or Trainer"
         parts.append(
-            f"no rank joined a process group: each of the {count} ranks ran the whole script, "
-            f"unless the script reads RANK; {fix}"
+            f"no rank joined a process group: each of the {count} ranks ran the whole script"
+            + f"{', unless the script reads RANK' * mentions_rank}; {fix}"
         )
     return ["; ".join(parts)] if parts else []
 

@@ -1,5 +1,6 @@
 """The user's program, the Python that runs it, and the training libraries that can be hooked."""
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,8 @@ RUNTIMES = (
     *("fastai.distributed", "mmengine", "ultralytics"),
 )
 """Modules that read the rank variables or ACCELERATE_MIXED_PRECISION themselves."""
+
+_MOST_READ = 2**20  # bytes read of a script
 
 
 class Hook(NamedTuple):
@@ -39,6 +42,19 @@ class Program(NamedTuple):
     @property
     def is_asked_for_help(self) -> bool:
         return not {"-h", "--help"}.isdisjoint(self.args)
+
+    @property
+    def text(self) -> bytes:
+        """The script's text; empty if the program is not a script that can be read."""
+        if self.kind == "script" and not self.is_stream and os.path.isfile(self.name):
+            with suppress(OSError), open(self.name, "rb") as file:
+                return file.read(_MOST_READ)
+        return b""
+
+    @property
+    def mentions_rank(self) -> bool:
+        """Whether a script seems to read RANK, which may be unset without a launcher."""
+        return b"'RANK'" in self.text.replace(b'"', b"'")
 
     def command(self, python: Sequence[str]) -> list[str]:
         dashes = ["--"] if self.name.startswith("-") else []

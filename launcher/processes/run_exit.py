@@ -82,7 +82,8 @@ def run_exit_of(run: RunOutcome) -> RunExit:
         code = 128 + stop if is_consequence else failure.exit_code
         own = "" if code == 128 + stop else f"; {failure.cause}"
         return RunExit(code, f"stopped by {stop.name}{describe_killed(run.exits) or own}")
-    line = "" if failure.fix else failure.cause
+    is_brief = isinstance(failure, Failure) and failure.reason.name == "reader_left"
+    line = failure.cause if is_brief else ""
     if remote_failure is not None and run.is_reported_by_machine_0:
         line = f"the run failed here{as_reported}"
     return _repeated(run, RunExit(failure.exit_code, line, failure))

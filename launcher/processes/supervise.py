@@ -80,7 +80,8 @@ def supervise(
     if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
         watch.on_no_group = lambda: log(
             f"note: no rank has joined a process group in {NO_GROUP_AFTER_S} s: all {ranks} do the "
-            "same work, unless the script reads RANK; see docs/guides/coming-from.md"
+            f"same work{', unless the script reads RANK' * plan.program.mentions_rank}; see "
+            "docs/guides/coming-from.md"
         )
     if run_socket is not None:
         run_socket.stats = lambda: stats.to_json(output.last_line)
@@ -142,7 +143,7 @@ def supervise(
         recorder.report = run_exit.line  # replaced if an error has more details
     _report(agent, run_exit, folder)
     if run_exit.code == 0 and stopped_by is None and not plan.program.is_asked_for_help:
-        for note in final_notes(settings, [end.feature_use for end in agent.exits]):
+        for note in final_notes(plan, [end.feature_use for end in agent.exits]):
             log(f"note: {note}")
     if output.lost_logs:
         log(output.lost_logs)

@@ -13,6 +13,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
+from tests.launcher.plan.planning import plan
 
 NOTHING = FeatureUse(accelerator=False, group=False)
 GROUP = FeatureUse(accelerator=False, group=True)
@@ -40,12 +41,12 @@ def test_a_precision_without_an_accelerator_is_named_with_its_origin() -> None:
 
 
 def test_ranks_without_a_group_are_named_in_the_same_note() -> None:
-    (note,) = unused(
-        settings(num_processes="2", mixed_precision="bf16", gradient_accumulation_steps="4"),
-        [NOTHING, NOTHING],
-    )
+    asked = settings(num_processes="2", mixed_precision="bf16", gradient_accumulation_steps="4")
+    (note,) = unused(asked, [NOTHING, NOTHING])
     assert "mixed_precision bf16 and gradient_accumulation_steps 4 were not used" in note
-    assert "each of the 2 ranks ran the whole script" in note
+    assert "each of the 2 ranks ran the whole script; " in note
+    (note,) = unused(asked, [NOTHING, NOTHING], mentions_rank=True)
+    assert "each of the 2 ranks ran the whole script, unless the script reads RANK; " in note
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_nothing_is_said_of_settings_that_nobody_set() -> None:
     assert unused(settings(num_processes="2"), [GROUP, GROUP]) == []
     assert unused(settings(), [NOTHING]) == []
     logged = ACCELERATOR._replace(notes=("a model was not passed to prepare()",))
-    assert final_notes(settings(), [None, logged]) == [*logged.notes]  # again, at the end
+    assert final_notes(plan(), [None, logged]) == [*logged.notes]  # again, at the end
 
 
 def test_a_checkpoint_and_a_time_limit_that_the_script_does_not_look_at_are_named() -> None:
