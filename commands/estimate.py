@@ -34,7 +34,7 @@ _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
 """The settings that affect memory, in addition to those that configure the strategy."""
 
 _WAITED_FOR = "the script's first two optimizer steps, on fake tensors"
-_TIME_LIMIT_S = 300.0
+_TIME_LIMIT_S = 300.0  # default of --time-limit, for a script that reaches no second step
 _MOST_SECONDS = 1e9  # within the range of timers on every system
 
 CHECKED = "checked against CPU runs only"

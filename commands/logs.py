@@ -16,7 +16,7 @@ from headway.ipc.records import LOGS
 from headway.ipc.stderr import log, named
 from headway.launcher.remote import slurm_jobs
 
-_EVERY_S = 0.5
+_EVERY_S = 0.5  # between reads of the growing files, with --follow
 _INTERRUPTED = 130
 _LOG = re.compile(r"rank_(\d+)_attempt_(\d+)\.log")
 _FIX = "launch with --log-dir DIR to keep all output, also of one process"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEAD = ("pid", "program", "ranks", "since")
 """Columns of the table of launches."""
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # between redraws; the ranks report once a second
 _QUIT = (b"q", b"")  # b"": the terminal has been closed
 _NO_STEP = "no rank has reported an optimizer step yet"
 _UNKNOWN = "-"

@@ -189,6 +189,7 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+_GIL_WAIT_S = 0.02  # for waiting threads to take the GIL
 _left: list[object] = []
 """Destroyed groups, which are kept alive until the process exits. If a DDP model held the last
 reference to a group, torch would join gloo's threads without releasing the GIL, and would deadlock
@@ -204,14 +205,12 @@ def _leave_world_unless_failed() -> None:
     if getattr(sys, "last_type", None) is None:
         leave_world()
         _left.clear()
-        time.sleep(0.02)  # allow waiting threads to take the GIL
+        time.sleep(_GIL_WAIT_S)
 
 
 def rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks in the group; (0, 1) without a group."""
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def rank_and_size_without_group() -> tuple[int, int]:

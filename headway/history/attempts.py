@@ -15,7 +15,7 @@ from headway.ipc.records import StepStats
 SHARES = (
     *("training", "start", "recovery", "repeated steps", "saving", "waiting for data", "other"),
 )
-_REPORT_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0  # interval of the ranks' reports
 
 
 class Attempt(NamedTuple):

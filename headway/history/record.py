@@ -34,8 +34,8 @@ _SUMMED = (  # fields to add up when rows are merged
 
 TAIL_LINES = 200
 """Output lines stored per rank."""
-_EVERY_S = 60.0
-_CLOSE_WITHIN_S = 2.0
+_EVERY_S = 60.0  # between writes during the run; a killed launcher loses this much
+_CLOSE_WITHIN_S = 2.0  # for the last write, if the disk does not respond
 _TAIL_CHARS = 2**18  # maximum for all ranks together
 _MAX_BYTES = 2**26  # maximum size of a record; thousands of ranks need less
 

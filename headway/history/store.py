@@ -29,7 +29,7 @@ _VALUE = 400  # maximum length of a variable's value
 COPIED_FROM = "commit.json"
 """The file with the commit of a job's copy of the code, next to the folder of the copy."""
 _CHUNK = 2**16
-_WITHIN_S = 20.0
+_WITHIN_S = 20.0  # for a git command on slow storage; launches of several processes do not wait
 _DIFF_CHARS = 200 * 2**10
 _CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # skips large files
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")

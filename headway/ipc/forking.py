@@ -13,7 +13,7 @@ from functools import cache
 from headway.ipc import signals
 
 _FIRST_FIXED_PATCH = {(3, 10): 15, (3, 11): 10}  # first patch releases without the hang
-_IDLE_TIMEOUT_S = 0.05
+_IDLE_TIMEOUT_S = 0.05  # the longest wait of a fork for busy threads
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 

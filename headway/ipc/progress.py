@@ -24,7 +24,7 @@ from headway.ipc.stderr import log_once
 from headway.ipc.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
 from headway.ipc.typed import encode
 
-_BEAT_EVERY_S = 1.0
+_BEAT_EVERY_S = 1.0  # limits the cost of heartbeats if steps are short
 _write = os.write  # a script may replace it
 
 

@@ -32,7 +32,7 @@ NAMES = ("script", "data", "script", *("backward",) * 3, "script", "script")
 A backward pass is split into two phases if the time of its last gradient is measured.
 """
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # between reports of step times, which the footer shows
 _SPLIT_EVERY_S = 0.02  # interval between short steps whose backward passes are split
 _MAX_MARKS = 4096  # per step timed on a device
 _SCHEDSTAT = "/proc/thread-self/schedstat"

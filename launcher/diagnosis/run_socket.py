@@ -27,7 +27,7 @@ _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"
 _TIMEOUT_S = 5.0  # per message, excluding the time to prepare the answer
 _REQUEST_TIMEOUT_S = 1.0  # from connection to request; other clients wait
-_RETRY_DELAY_S = 0.1
+_RETRY_DELAY_S = 0.1  # after a failed accept, so that the loop does not spin
 _MAX_REQUEST = 4096  # bytes
 _NO_STATS: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED

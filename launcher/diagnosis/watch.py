@@ -34,7 +34,7 @@ from headway.launcher.diagnosis.stacks import read_state
 
 _ANSWER_TIMEOUT_S = 3.0  # enough for a rank's thread on a busy machine
 _SUSPENSION_S = 1.0  # if select() takes this much too long, Ctrl-Z stopped this process
-_POLL_S = 0.02
+_POLL_S = 0.02  # between reads while ranks answer
 NO_GROUP_AFTER_S = 60  # from the start to the check whether ranks joined a process group
 _ASK_INTERVAL_S = 10.0  # the longest interval if `hang_timeout` is set
 _READ_SIZE = 65536

@@ -14,11 +14,12 @@ from headway.launcher.multinode.connection import Connection, clock_time, closed
 from headway.launcher.multinode.coordinator import Coordinator
 from headway.launcher.multinode.network import plain_address
 
-BEATS_PER_TIMEOUT = 3
-_BUSY_INTERVAL_S = 0.05
-_GREETING_TIMEOUT_S = 10.0
+BEATS_PER_TIMEOUT = 3  # two heartbeats may be lost before a machine counts as lost
+_BUSY_INTERVAL_S = 0.05  # between ticks while machines join or a decision is due
+_GREETING_TIMEOUT_S = 10.0  # from a connection to its first message
 _MAX_LOGGED = 10  # refused connections that are logged
 _MAX_ACCEPTS = 16  # connections accepted before other events are handled
+_JOIN_POLL_S = 0.1  # signal handlers can run between the waits
 
 
 class _MachineLeft(Exception):
@@ -54,8 +55,7 @@ class Hub:
         self._beat_s = machine_timeout_s / BEATS_PER_TIMEOUT
         self._log = log
         self.peers: dict[int, _PeerState] = {}
-        self._num_peers = 0
-        self._num_logged = 0
+        self._num_peers = self._num_logged = 0
         self._close_at = float("inf")
         self._beat_at = time.monotonic() + self._beat_s
         self._accept_at = 0.0
@@ -74,7 +74,7 @@ class Hub:
         with suppress(OSError):  # the thread has exited
             self._wakeup_writer.send(b"\0")
         while self._thread.is_alive():
-            self._thread.join(0.1)  # signal handlers can run between the waits
+            self._thread.join(_JOIN_POLL_S)
         self._wakeup_writer.close()
 
     def _serve(self) -> None:

@@ -26,7 +26,7 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
 _ANSWER_TIMEOUT_S = 60.0  # machine 0 answers at once, unless it is suspended
-_JOIN_TIMEOUT_S = 600.0
+_JOIN_TIMEOUT_S = 600.0  # machines of one job may start minutes apart
 _DECISION_TIMEOUT_S = 5.0  # for machine 0, which may be suspended
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _REPLY_TIMEOUT_S = 1.0  # for a server that has imported torch to answer
 _EXIT_S = 10.0  # Python normally exits within this time after a script
-_EARLY_POLL_S = 0.01
+_EARLY_POLL_S = 0.01  # just after a stop, when idle ranks exit
 _POLL_S = 0.25  # the interval of checks for hangs and failures of other machines
 
 

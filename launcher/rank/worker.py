@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
-
+_GLOO_WAIT_S = 0.02  # for gloo's threads to release their last works; see distributed/world.py
 
 _BOOTSTRAP = """\
 import sys
@@ -406,7 +406,7 @@ _exits_by_sigint = False
 def finish_process() -> None:
     """Finish the process; atexit calls this function last, because it is registered first."""
     if "torch.distributed" in sys.modules:
-        time.sleep(0.02)  # gloo's threads release their last works; see headway.distributed.world
+        time.sleep(_GLOO_WAIT_S)
     if _exits_by_sigint:
         sys.stdout.flush()
         sys.stderr.flush()

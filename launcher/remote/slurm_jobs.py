@@ -16,7 +16,7 @@ from headway._version import __version__
 from headway.errors import Code, LaunchError, MachineError
 
 _MIN_POLL_S, _MAX_POLL_S = 1.0, 15.0  # between queries of SLURM's controller, which all users share
-_READ_EVERY_S = 0.5
+_READ_EVERY_S = 0.5  # between reads of the job's log, which do not query SLURM
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),

@@ -24,7 +24,7 @@ from headway.launcher.remote.agents import AgentLink, connect
 from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd, Signal, StartLaunch
 from headway.settings.hosts import Hosts
 
-_NOTICE_AFTER_S = 1.0
+_NOTICE_AFTER_S = 1.0  # before a wait for hosts is reported
 _FAILURE_KNOWN_S = 10.0  # from a launch's failure until the other launches are stopped
 _STOPPED = 128 + signal.SIGTERM
 
