@@ -166,6 +166,7 @@ class Crash(NamedTuple):
     fix: str = ""  # the HeadwayError's fix, which `traceback` omits
     where: str = ""  # the HeadwayError's origin, which `traceback` omits
     step: int = 0  # completed steps of the training run; 0: none or unknown
+    may_pass: bool = False  # a restart may help; see `reasons.may_pass`
 
     @property
     def name(self) -> str:

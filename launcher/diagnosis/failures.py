@@ -18,7 +18,6 @@ from headway.launcher.diagnosis.reasons import (
     find_reason,
     formatted,
     is_communication_error,
-    is_transient,
 )
 from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback, user_frame
 from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATION_ERRORS, contains
@@ -76,7 +75,7 @@ class Failure(NamedTuple):
     def site(self) -> CrashSite | None:
         """The key that identifies repetitions of this failure; None if a restart may help."""
         crash = self.first.crash
-        if crash is None or is_transient(self.evidence) or self.suspicion:
+        if crash is None or crash.may_pass or crash.code < 0:
             return None
         is_misuse = crash.fix and crash.code == UsageError.exit_code
         if crash.step < 1 and not is_misuse:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.errors import MORE_PROCESSES, SOCKET_FIX
+from headway.errors import MORE_PROCESSES, SOCKET_FIX, Code, HeadwayError
 from headway.ipc.paths import installer_of
 from headway.ipc.records import Crash
 from headway.ipc.stderr import shown
@@ -18,7 +18,6 @@ from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION_ERRORS,
     DEBUGGER_LEFT,
     DEVICE_IDS_ON_CPU,
-    DISK_FAILED,
     DISK_FULL,
     LOADER_WORKER_ENDED,
     LOADER_WORKER_KILLED,
@@ -34,6 +33,7 @@ from headway.launcher.diagnosis.torch_messages import (
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
     SHARED_MEMORY_FULL,
+    UNWRITTEN,
     WRAPPED_MODEL,
     contains,
 )
@@ -270,28 +270,30 @@ REASONS = (
 )
 
 
-_TRANSIENT = (
-    *("reader_left", "ranks_diverged", "device_out_of_memory", "out_of_memory"),
-    *("shared_memory_full", "loader_worker_killed", "no_process"),
-)
-_CONNECTION_ERRORS = (  # class names of exceptions of Python, requests, urllib3 and httpx
-    *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"),
-    *("ConnectionAbortedError", "TimeoutError", "gaierror", "herror", "URLError", "HTTPError"),
-    *("RemoteDisconnected", "IncompleteRead", "IncompleteReadError", "SSLError", "ProtocolError"),
-    *("ConnectTimeout", "ReadTimeout", "Timeout", "MaxRetryError", "ReadTimeoutError"),
-    *("ChunkedEncodingError", "ConnectError", "ReadError", "RemoteProtocolError"),
+_PATH = FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError
+_MAY_PASS = (
+    *(*OUT_OF_MEMORY, *OUT_OF_CPU_MEMORY, *SHARED_MEMORY_FULL, *LOADER_WORKER_ENDED, *NO_THREAD),
+    *(*UNWRITTEN, *COMMUNICATION),
 )
 
 
-def is_transient(evidence: Evidence) -> bool:
-    """Return whether a restart may help, for example after a memory, disk or network error."""
-    crash = evidence.crash
-    if crash is None or crash.code < 0 or find_reason(evidence).name in _TRANSIENT:
+def may_pass(error: BaseException | None) -> bool:
+    """Return whether a restart may help: memory, a disk, a connection or another process failed.
+
+    This is decided by the classes of the exception and of its causes. torch and Python raise some
+    of these failures as a RuntimeError, which is recognized by its message.
+    """
+    if error is None:
+        return False
+    torch = sys.modules.get("torch")
+    of_torch = () if torch is None else (torch.OutOfMemoryError, torch.distributed.DistError)
+    if isinstance(error, (OSError, MemoryError, *of_torch)):
+        return not isinstance(error, _PATH)
+    if isinstance(error, HeadwayError) and error.problems[0].code == Code.UNWRITABLE:
         return True
-    if crash.kind in _CONNECTION_ERRORS or is_communication_error(crash):
-        return True
-    # searches the text, because errors from loader workers and other ranks have no errno
-    return contains(f"{crash.message}\n{crash.traceback}", DISK_FAILED)
+    is_known = type(error) is RuntimeError and contains(str(error), _MAY_PASS)
+    context = None if error.__suppress_context__ else error.__context__
+    return is_known or may_pass(error.__cause__ or context)
 
 
 def find_reason(evidence: Evidence) -> Reason:

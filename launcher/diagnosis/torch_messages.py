@@ -59,9 +59,7 @@ SHARED_MEMORY_FULL = (
 )
 NEW_SEMAPHORE = Text("_multiprocessing.SemLock(", "Python 3.11, multiprocessing/synchronize.py")
 DISK_FULL = Text(os.strerror(errno.ENOSPC), "errno(3)")
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
-DISK_FAILED = (
-    *(Text(os.strerror(number), "errno(3)") for number in _DISK_ERRORS),
+UNWRITTEN = (
     Text("] . unexpected pos ", "torch 2.13.0, inline_container.cc: torch.save to a full disk"),
     Text("PytorchStreamWriter failed writing", "torch 2.13.0, inline_container.cc"),
 )

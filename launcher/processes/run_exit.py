@@ -51,7 +51,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
 
     The cases are: Ctrl-C, or a stop that prevented a restart or was cut short; a failure on another
     machine; a stop before all ranks had started; no failure; a stop in which no save was lost; any
-    other failure.
+    other failure. An exception or an abort during a stop is a consequence of the stop.
     """
     stop, failure = run.stop, run.failure
     has_lost = run.will_save and not run.have_saved
@@ -78,9 +78,11 @@ def run_exit_of(run: RunOutcome) -> RunExit:
     if failure is None:
         return RunExit(STOPPED_AND_SAVED if _has_saved(run) else 0)
     if stop is not None and not has_lost:
-        is_consequence = isinstance(failure, Failure) and failure.suspicion > 1
+        first = failure.first if isinstance(failure, Failure) else None
+        is_consequence = first is not None and (first.crash or first.code == -signal.SIGABRT)
         code = 128 + stop if is_consequence else failure.exit_code
-        own = "" if code == 128 + stop else f"; {failure.cause}"
+        is_victim = isinstance(failure, Failure) and failure.suspicion > 1
+        own = "" if is_victim or failure.exit_code == 128 + stop else f"; {failure.cause}"
         return RunExit(code, f"stopped by {stop.name}{describe_killed(run.exits) or own}")
     is_brief = isinstance(failure, Failure) and failure.reason.name == "reader_left"
     line = failure.cause if is_brief else ""

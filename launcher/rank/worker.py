@@ -26,7 +26,7 @@ from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Crash, Frame, Heartbeat, ScriptEnd
 from headway.ipc.run_contract import read_ranks, read_run
-from headway.launcher.diagnosis.reasons import is_communication_error
+from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
 from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
@@ -279,6 +279,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         groups=_attempt(rank_monitor.read_groups, ()),
         is_from_headway=_attempt(lambda: _is_from_headway(error, trace), False),
         step=progress.step if is_of_training else 0,
+        may_pass=_attempt(lambda: may_pass(error), False),
     )
     if isinstance(error, HeadwayError):
         crash = _attempt(lambda: _with_fix(crash, error), crash)

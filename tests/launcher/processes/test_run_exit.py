@@ -14,9 +14,12 @@ from headway.launcher.multinode.messages import Failed
 from headway.launcher.processes.run_exit import RunOutcome, run_exit_of
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-KILL, SEGV = signal.SIGKILL, signal.SIGSEGV
+KILL, SEGV, ABRT = signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
+BOOM = Crash(1.0, "ValueError", "x", "ValueError: x\n")
 LOST_PEER = Crash(1.0, "RuntimeError", "x", "RuntimeError: Connection closed by peer\n")
 ELSEWHERE = Failed(1, "host1", "rank 3 failed", "process 7 on host1", "", "fix it", 9)
+ABORTED = "stopped by SIGTERM; rank 0 of 2 was killed by SIGABRT"
+FAILED = "stopped by SIGTERM; rank 0 of 2 failed with ValueError"
 OWN = "; rank 0 of 2 exited with code 5"
 AS_0 = ", as machine 0 reports"
 
@@ -57,6 +60,8 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("a stop ends the ranks", stopped(-HUP, -HUP), {"stop": HUP}, 129, "stopped by SIGHUP"),
     ("a rank's code after a stop", stopped(5, 5), {"stop": HUP}, 5, f"stopped by SIGHUP{OWN}"),
     ("a peer is lost", stopped(1, 0, crash=LOST_PEER), {"stop": TERM}, 143, "stopped by SIGTERM"),
+    ("it aborts", stopped(-ABRT, 0), {"stop": TERM}, 143, ABORTED),
+    ("an exception at a stop", stopped(1, 0, crash=BOOM), {"stop": TERM}, 143, FAILED),
     ("a rank has to be killed", TOO_SLOW, {"stop": TERM}, 137, KILLED),
     ("a failure amid a save", stopped(75, 1), {"stop": TERM, **SAVES}, 1, "rank 1"),
     ("Ctrl-C ends the ranks", exits(-INT, -INT), {"stop": INT}, 130, "interrupted"),
