@@ -19,7 +19,7 @@ _RENAMED = {  # flag of another tool: the equivalent setting
     **dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "-np", "-n"), "num_processes"),
     **dict.fromkeys(("--nnodes", "--num-nodes", "--nodes"), "num_machines"),
     **dict.fromkeys(("--gpu-ids", "--gpus", "--num-gpus"), "devices"),
-    **dict.fromkeys(("--redirects", "-r", "--tee", "-t"), "log_dir"),
+    **dict.fromkeys(("--redirects", "-r", "--tee", "-t", "--log-line-prefix-template"), "log_dir"),
     "--num-cpu-threads-per-process": "threads_per_process",
     "--shutdown-timeout": "grace_period_s",
     **dict.fromkeys(("--fsdp-sharding-strategy", "--fsdp-reshard-after-forward"), "strategy"),

@@ -279,7 +279,7 @@ class Schedulers(_Objects):
     """The states of the learning-rate schedulers."""
 
     name, noun = "schedulers", "scheduler"
-    setter_code = "scheduler.scheduler.{name} = {value!r}"
+    setter_code = "scheduler.scheduler.{name} = {value!r}  # not for OneCycleLR: start a new run"
 
     def live(self) -> list[PreparedScheduler]:
         return self._training.schedulers

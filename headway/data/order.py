@@ -54,6 +54,7 @@ class Draws:
     """
 
     counts_samples = False  # whether batches are consecutive samples of a torch sampler
+    _num_unused = 0  # generators, the first ones, that never affect the order
 
     def __init__(
         self, owners: Iterable[Any], sync: SyncStates, *, only_torch: bool, seed: int | None
@@ -77,7 +78,7 @@ class Draws:
         """
         before = self.generators.states()
         first = self.begin_first(before) if start.is_new else start.first
-        is_own = start.is_new and self.seed == _number_of(before)
+        is_own = start.is_new and self.seed == _number_of(before[self._num_unused :])
         if not is_own:
             self.generators.restore(first or ())
         try:
@@ -89,7 +90,7 @@ class Draws:
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
         """Record rank 0's generator states as those of the first iteration."""
         self.first = first = self._sync(states)
-        self.seed = _number_of(first)
+        self.seed = _number_of(first[self._num_unused :])
         return first
 
     def each(self, items: Iterator[Any], start: StartPosition, number: int) -> Iterator[Any]:
@@ -120,8 +121,9 @@ class SampleOrder(Draws):
         self.is_torchs = all(module.startswith("torch.utils.data") for module in modules)
         super().__init__(samplers, sync, only_torch=self.is_torchs, seed=seed)
         own = (getattr(sampler, "generator", None) for sampler in samplers)
-        # with their own generator, torch's samplers also draw later
+        # with their own generator, torch's samplers also draw later, and from no other
         self._draws_later = self.is_torchs and any(isinstance(rng, torch.Generator) for rng in own)
+        self._num_unused = int(self._draws_later)
         is_batched = self.is_batched = loader.batch_sampler is not None
         # without a batch sampler each of the sampler's items is a batch
         self.yields_lists = is_batched or isinstance(self.source, BatchSampler)

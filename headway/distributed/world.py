@@ -23,13 +23,8 @@ from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, SOCKET_FIX, Code, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
 from headway.ipc.process_groups import prefix_group_stores
-from headway.ipc.run_contract import (
-    Ranks,
-    main_place,
-    port_of_store,
-    read_ranks,
-    record_collectives,
-)
+from headway.ipc.progress import process_progress
+from headway.ipc.run_contract import Ranks, main_place, read_ranks, record_collectives
 from headway.ipc.stderr import log_once, waiting_for
 from headway.machine.detection import detect_machine
 
@@ -342,7 +337,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     place = settings.init_method or main_place()
     count = world.ranks.world_size - 1
     peers = f"{count} other rank{'s' * (count > 1)} at {place}"
-    is_quiet = port_of_store() is not None  # the launcher reports ranks that do not join
+    is_quiet = process_progress().is_connected  # the launcher reports ranks that do not join
     try:
         with waiting_for(peers, is_quiet=is_quiet, after_s=SILENT_GROUP_S):
             dist.init_process_group(

@@ -177,7 +177,7 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
         if here == os.path.dirname(here):
             return None
         here = os.path.dirname(here)
-    head = _head(here) or git(here, "rev-parse", "HEAD", within_s=within_s)
+    head = git(here, "rev-parse", "HEAD", within_s=within_s)
     if head is None:
         return None
     diff = git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)
@@ -186,19 +186,6 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
 
         diff = masked_text(diff[:_DIFF_CHARS])
     return Commit(here, head.strip(), diff)
-
-
-def _head(root: str) -> str:
-    """Read the commit of HEAD from files, because running git would delay the launch."""
-    folder = os.path.join(root, ".git")
-    with suppress(OSError), open(os.path.join(folder, "HEAD")) as head:
-        name = head.read().removeprefix("ref: ").strip()
-        if "/" not in name:
-            return name
-        with open(os.path.join(folder, name)) as branch:
-            commit = branch.read().strip()
-            return commit if commit.isalnum() else ""
-    return ""
 
 
 def git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:

@@ -118,6 +118,8 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
     ranks = training.world.ranks
+    if training.accumulation.is_open and ranks.rank == 0:
+        log_once("note: the run ends within an optimizer step: its last gradients were not used")
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
         log_once(
             f"note: nothing was passed to prepare(): each of the {ranks.world_size} ranks did all"

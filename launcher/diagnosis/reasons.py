@@ -192,8 +192,9 @@ REASONS = (
     _for_crash(
         "debugger_left",
         lambda crash: crash.kind == DEBUGGER_LEFT.text,
-        "pass --debug-rank RANK to attach the terminal to one rank; on other ranks, breakpoint() "
-        "and pdb.set_trace() do nothing; exit the debugger with c, not with q",
+        "pass --debug-rank RANK to attach the terminal to one rank, and num_workers=0 to debug a "
+        "loader worker; on other ranks, breakpoint() and pdb.set_trace() do nothing; exit the "
+        "debugger with c, not with q",
         ": its debugger was quit, or has no terminal to read from",
     ),
     Reason(

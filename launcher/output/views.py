@@ -13,6 +13,7 @@ _TERMINAL_DELAY_S = 0.1  # before an unfinished line is shown on a terminal
 _FILE_DELAY_S = 1.0  # before an unfinished line is shown elsewhere
 _BAR_INTERVAL_S = 10.0  # between two states of a progress bar, except on a terminal
 _NEVER = float("inf")
+_CUT = re.compile(rb"([\xc2-\xf4]|[\xe0-\xf4][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{2})\Z")  # UTF-8
 _UP = b"\x1b[A"  # multiple bars move up with this sequence, and down with line feeds
 _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
 
@@ -55,6 +56,12 @@ class View:
 
     def finish(self) -> None:
         """Show the remaining output after the end of the stream."""
+
+    def _write_rest(self) -> None:
+        """Show the unfinished line, without the incomplete character at its end."""
+        if whole := _CUT.sub(b"", self._rest):
+            self._write(whole)
+            self._rest = self._rest[len(whole) :]
 
     def _write(self, text: bytes, *, is_new: bool = False) -> None:
         """Show text; drop torch's rank prefix from tracebacks if lines are already prefixed."""
@@ -99,8 +106,7 @@ class FileView(View):
     def show_due(self) -> None:
         self._due = _NEVER
         if b"\r" not in self._rest or len(self._rest) > MAX_LINE:
-            self._write(self._rest)
-            self._rest = b""
+            self._write_rest()
         elif (state := _last_drawn(self._rest)) not in (b"", self._shown_state):
             self._write(state + b"\n", is_new=True)
             self._shown_state, self._shown_at = state, time.monotonic()
@@ -165,8 +171,7 @@ class TerminalView(View):
 
     def show_due(self) -> None:
         self._due = _NEVER
-        self._write(self._rest)
-        self._rest = b""
+        self._write_rest()
 
     def finish(self) -> None:
         if self._rest:

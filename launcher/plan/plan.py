@@ -92,9 +92,10 @@ def summary(plan: LaunchPlan) -> str:
     precision = "fp32" if settings.mixed_precision == "no" else settings.mixed_precision
     parts.append(f"precision {precision}{of('mixed_precision')}")
     for name in ("gradient_accumulation_steps", "max_restarts"):
-        if variable := of(name):
+        is_of_profile = settings.origin(name).layer in (Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
+        if source := of(name) or " (profile)" * is_of_profile:
             words = name.removesuffix("_steps").replace("_", " ")
-            parts.append(f"{words} {settings.values[name].value}{variable}")
+            parts.append(f"{words} {settings.values[name].value}{source}")
     each = " each" if settings.num_processes > 1 else ""
     threads = counted(settings.threads_per_process, "thread", "threads")
     parts.append(threads + each + of("threads_per_process"))

@@ -57,6 +57,19 @@ def trained(loader: PreparedDataLoader, between: Callable[[], object] = int) -> 
     return seen
 
 
+@pytest.mark.parametrize("as_sampler", [False, True])
+def test_with_a_generator_of_its_own_a_loader_repeats_all_epochs(as_sampler: bool) -> None:
+    orders = []
+    for number in range(2):
+        torch.manual_seed(number)  # of which torch's sampler takes nothing
+        own: Any = torch.Generator().manual_seed(5)
+        sampler = torch.utils.data.RandomSampler(range(12), generator=own)
+        options = {"sampler": sampler} if as_sampler else {"shuffle": True, "generator": own}
+        loader = prepared(**options)
+        orders.append([trained(loader) for _ in range(3)])
+    assert orders[0] == orders[1]
+
+
 def test_the_first_epoch_is_that_of_torch_and_so_are_the_generators_after_it() -> None:
     own = torch.Generator()
     for options in (

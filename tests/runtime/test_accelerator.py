@@ -545,3 +545,19 @@ def test_one_backward_pass_is_split_where_the_clock_asks_for_it(
         context.setattr(Progress, "end_backward", lambda _: None)
         accelerator.backward(loss)
     assert (len(splits), progress.clock.phase) == (1, GRADIENTS)  # there is no exchange
+
+
+def test_gradients_that_no_step_used_are_noted_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for micro_batches in (4, 6):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+        layer = torch.nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        for _ in range(micro_batches):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(1, 1)).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.end_training()
+        assert ("were not used" in capsys.readouterr().err) == (micro_batches == 6)

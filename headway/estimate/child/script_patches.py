@@ -268,7 +268,7 @@ def init_fake_ranks(world_size: int, local_world_size: int) -> None:
 def patch_object_collectives(world_size: int) -> None:
     """Patch object collectives to return this rank's objects without pickling."""
 
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
         object_list[:] = [obj] * len(object_list)
 
     def gather_object(

@@ -9,6 +9,7 @@ and exits with the result.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -68,6 +69,7 @@ def _import_for_all() -> None:
     from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
     gc.freeze()
+    atexit.register(gc.unfreeze)  # nanobind would report frozen objects as leaks
 
 
 def _run_trial(

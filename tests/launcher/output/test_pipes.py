@@ -54,7 +54,7 @@ class Ranks:
     def write(self, rank: int, text: str, target: int = 1) -> None:
         """Let a rank write, and wait until it has been read."""
         fd = self.pipes[rank, target]
-        os.write(fd, text.encode())
+        os.write(fd, text.encode(errors="surrogateescape"))
         while fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) != bytes(4):
             time.sleep(0.001)
 
@@ -135,6 +135,15 @@ def test_no_line_is_lost_torn_or_changes_places_with_another_of_its_stream(start
     for label, text in re.findall(r"\[(.)\] (.*)\n", ranks.end()):
         shown[label].append(text)
     assert shown == written
+
+
+def test_a_character_whose_bytes_come_late_is_not_cut_by_another_ranks_line(start: Start) -> None:
+    ranks = start(2)
+    ranks.write(0, "caf\udcc3")  # the first byte of an e with an accent
+    ranks.wait_for("caf")
+    ranks.write(1, "other\n")
+    ranks.write(0, "\udca9\n")
+    assert ranks.end() == "[0] caf\n[1] other\n[0] \xe9\n"
 
 
 def test_a_bar_comes_after_its_ranks_lines_and_stays_a_bar(start: Start) -> None:

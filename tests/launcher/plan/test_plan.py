@@ -363,6 +363,8 @@ def test_more_processes_than_cores_are_noted() -> None:
 def test_the_summary_is_one_line_with_all_that_matters() -> None:
     line = summary(plan(num_processes="3", mixed_precision="bf16"))
     assert line == "train.py: 3 processes on cpu, precision bf16, 2 threads each"
+    line = summary(plan(layer=Layer.USER_PROFILE, gradient_accumulation_steps="8"))
+    assert "precision fp32, gradient accumulation 8 (profile), " in line
 
 
 def test_the_ranks_of_a_launcher_are_hooked_and_one_process_is_plain_python() -> None:
