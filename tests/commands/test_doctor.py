@@ -25,7 +25,16 @@ from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
 from tests.conftest import REPOSITORY
 from tests.distributed.launching import environment
-from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
+from tests.machines.recorded import (
+    FOLDER,
+    RECORDINGS,
+    Recorded,
+    Recording,
+    changed,
+    gpus,
+    mac,
+    server,
+)
 from tests.machines.recorded import answer as answer_of
 from tests.machines.recorded import torch as version_file
 
@@ -81,6 +90,16 @@ def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["gpu_exclusive", "gpu_prohibited", "gpu_ecc_errors"])
 def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
     assert found(name, CUDA_VISIBLE_DEVICES="1") == []
+
+
+def test_a_gpu_without_kernels_in_the_torch_build_is_an_error_that_names_a_build() -> None:
+    for capability, is_found in (((7, 0), True), ((7, 5), False)):
+        card = gpus(1, "Tesla V100-SXM2-32GB", 32, capability)
+        kernels = [check for check in found(server(card, cores=16)) if check.check == "kernels"]
+        assert [check.status for check in kernels] == [ERROR] * is_found
+        for check in kernels:
+            assert "sm_70, but PyTorch's builds for CUDA 13.0" in check.what
+            assert "whl/cu126" in check.fix
 
 
 def test_a_torch_that_is_too_old_is_an_error() -> None:

@@ -146,3 +146,6 @@ def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(tmp_
         assert f"with {python}, not with {tmp_path}/active; fix: {fix}" in note
     assert not notes("used")
     assert not notes("without")
+    (tmp_path / ".venv").symlink_to(tmp_path / "active")
+    beside = [*other_environment(str(tmp_path / "train.py"), python, {})]
+    assert [f"not with {tmp_path}/.venv; fix: " in note for note in beside] == [True]

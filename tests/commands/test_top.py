@@ -116,6 +116,19 @@ def test_before_the_first_step_there_are_no_ranks(
     assert capsys.readouterr().out.endswith("no rank has reported an optimizer step yet\n")
 
 
+@pytest.mark.usefixtures("launch")
+def test_launches_that_wait_for_idle_gpus_are_listed_in_queue_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "waiting_launches", lambda: ["process 41", "process 7"])
+    assert main(["top"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"waiting for idle GPUs: {n}" for n in ("1. process 41", "2. process 7")]
+    assert "waiting for idle GPUs: 2. process 7" in screen(150)
+    assert main(["top", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["waiting"] == ["process 41", "process 7"]
+
+
 def test_of_several_launches_it_is_said_whose_ranks_are_shown(
     launch: RunStats, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,6 +171,15 @@ def test_a_terminal_that_is_closed_while_it_is_lent_is_no_error() -> None:
     assert done.stdout == "ended\n", done.stderr
 
 
+def test_on_a_terminal_a_line_says_when_all_ranks_run_the_script(tmp_path: Path) -> None:
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
+    words = ("launch", "--cpu", "--num-processes", "2", script(wait))
+    with Terminal(None, *words, "seen", columns=90) as run:
+        run.wait_for("headway: 2 ranks ready in ")
+        Path("seen").touch()
+        assert run.exit_code() == 0
+
+
 HAS_A_BAR = """
 import sys, time, torch
 from headway import Accelerator
@@ -209,7 +218,6 @@ def test_the_line_stays_below_a_bar_gives_way_to_pdb_and_is_gone_at_the_end(tmp_
             last = lines()[-len(starts) :]
             return len(last) == len(starts) and all(map(str.startswith, last, starts))
 
-        run.wait_until(lambda: "headway: 2 ranks ready in " in run.text)
         run.wait_until(lambda: ends_with("[0] bar", "step "))
         run.resize(12, 40)
         run.wait_until(lambda: ends_with("[0] bar", "step ") and len(lines()[-1]) < 40)
