@@ -138,11 +138,7 @@ class Parser:
                 if row.shape == "map":
                     options |= {"action": "append", "help": f"{row.help} (repeatable)"}
                 self.flag(
-                    row.flag,
-                    heading=heading,
-                    dest=row.name,
-                    default_value=row.bare,
-                    **options,
+                    row.flag, heading=heading, dest=row.name, default_value=row.bare, **options
                 )
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -170,8 +166,7 @@ class Parser:
                 value = words.pop(0)
             elif equals and not flag.takes_value:
                 raise usage_error(
-                    f"{name} takes no value, but got {value!r}",
-                    fix=f"pass {name} without a value",
+                    f"{name} takes no value, but got {value!r}", fix=f"pass {name} without a value"
                 )
             # with "=", because a value may start with a dash
             own.append(f"{flag.name}={value}" if flag.takes_value else name)

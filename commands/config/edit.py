@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
-from headway.commands.config.check import assignments, launch_problems
+from headway.commands.config.check import assignments, plan_for
 from headway.commands.flags import Parser
-from headway.errors import Code, ConfigError, Problem, suggestion
+from headway.errors import Code, ConfigError, HeadwayError, Problem, suggestion
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import masked_value
 from headway.ipc.stderr import log
+from headway.launcher.plan.notes import oversubscribed
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
@@ -123,8 +124,12 @@ def apply(
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in _differences(before, after):
         print(f"  {line}")
-    for problem in launch_problems([after], machine):
-        log(f"note: {problem.what}")
+    try:
+        notes = [*oversubscribed(plan_for([after], machine))]
+    except HeadwayError as error:
+        notes = [problem.what for problem in error.problems]
+    for note in notes:
+        log(f"note: {note}")
 
 
 def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:

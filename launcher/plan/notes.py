@@ -114,7 +114,7 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
         yield f"{gpus}: {reason}; fix: {'; or '.join(gpu_fixes(plan.machine))}"
 
 
-def _oversubscribed(plan: LaunchPlan) -> Iterator[str]:
+def oversubscribed(plan: LaunchPlan) -> Iterator[str]:
     processes, cores = plan.settings.num_processes, plan.machine.cores
     if processes > 2 * cores:
         yield f"{processes} processes oversubscribe {counted(cores, 'core', 'cores')}"
@@ -152,7 +152,7 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
     _selected_gpus,
     _unused_gpus,
-    _oversubscribed,
+    oversubscribed,
     _late_variables,
     _removed_variables,
     _lone_pod,

@@ -60,6 +60,8 @@ def test_idle_gpus_are_sought_by_a_launch_and_not_when_a_profile_is_written(
     assert not capsys.readouterr().err
     assert main(["config", "set", "devices=idle:3"]) == 0
     assert "only 2 of 2 GPUs are idle" in capsys.readouterr().err
+    assert main(["config", "set", "device=cpu", "devices=all", "num_processes=99"]) == 0
+    assert "note: 99 processes oversubscribe " in capsys.readouterr().err
 
 
 def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
