@@ -50,7 +50,7 @@ class TrainerSave(NamedTuple):
 class Checkpoints(NamedTuple):
     """The contents of the list file, with the newest checkpoint last."""
 
-    checkpoints: tuple[TrainerSave, ...] = ()
+    checkpoints: tuple[TrainerSave, ...]
 
 
 class TrainingStart(NamedTuple):

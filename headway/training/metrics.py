@@ -152,8 +152,8 @@ def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
     return UsageError(
         f"gather_for_metrics() got {what}, but this rank's last batch has {had}",
         where=CALL,
-        fix="pass one or k rows per sample of the batch or, after the loop, one row per sample of"
-        " the epoch; call accelerator.gather(...) for other tensors, and"
-        " headway.utils.gather_object([...]) for other objects",
+        fix="pass one or k rows per sample of the batch, including any that collate_fn drops, or,"
+        " after the loop, one row per sample of the epoch; call accelerator.gather(...) for other"
+        " tensors, and headway.utils.gather_object([...]) for other objects",
         code=Code.METRICS,
     )
