@@ -44,7 +44,8 @@ class Steps:
         is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
         if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
-            training.strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
+            if (strategy := training.strategy).shards:
+                strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
         handle = None
         if is_watched:
