@@ -64,13 +64,13 @@ class TerminalPrompter:
         except EOFError:  # Ctrl-D
             raise KeyboardInterrupt from None
         if reply not in (HELP_KEY, BACK_KEY):
-            questionary.print(f"{question.text} ", "bold", end="")
+            questionary.print(f"{_wrapped(question.text)} ", "bold", end="")
             questionary.print(question.shown(reply or question.default), _ANSWERED)
         return reply
 
     def _menu(self, question: Question) -> Shown:
         import questionary
-        from prompt_toolkit.key_binding import merge_key_bindings
+        from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
         width = max(len(choice.value) for choice in question.choices)
         choices = [
@@ -80,11 +80,12 @@ class TerminalPrompter:
             )
             for choice in question.choices
         ]
+        whole = _wrapped(f"{question.text} (Enter accepts, ? explains, < goes back)")
         shown = questionary.select(
-            question.text,
+            whole[: len(question.text)],
             choices,
             default=question.default,
-            instruction="(Enter accepts, ? explains, < goes back)",
+            instruction=whole[len(question.text) :].lstrip(" "),
             qmark="",
             pointer=_POINTER,
             style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
@@ -95,10 +96,8 @@ class TerminalPrompter:
         keys = _reply_keys()
         keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
         keys.add("<sigint>")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
-        bindings = shown.application.key_bindings
-        shown.application.key_bindings = merge_key_bindings(
-            [bindings, keys] if bindings else [keys]
-        )
+        bindings = shown.application.key_bindings or KeyBindings()
+        shown.application.key_bindings = merge_key_bindings([bindings, keys])
         return shown
 
     def _line(self, question: Question) -> Shown:
@@ -108,11 +107,12 @@ class TerminalPrompter:
 
         is_empty = Condition(lambda: not get_app().current_buffer.text)
         hint = f"({question.reason}) " if question.reason else ""
-        return questionary.text(
-            f"{question.text} {hint}{question.offer}".rstrip(),
-            qmark="",
-            key_bindings=_reply_keys(is_empty),
-        )
+        text = _wrapped(f"{question.text} {hint}{question.offer}")
+        return questionary.text(text, qmark="", key_bindings=_reply_keys(is_empty))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, max(8, _columns() - 2), **_WHOLE_WORDS)  # questionary adds spaces
 
 
 def _wrapped_reason(width: int, reason: str) -> str:

@@ -118,13 +118,15 @@ def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
     assert profile() == CUDA
 
 
-def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
-    with Terminal("gpu_8_h100", "config", rows=24, columns=60) as terminal:
+def test_a_question_or_reason_longer_than_the_window_is_read_to_its_end() -> None:
+    with Terminal("gpu_8_h100", "config", rows=24, columns=40) as terminal:
         for question in QUESTIONS[:2]:
             terminal.answer((question, "\r"))
         terminal.wait_for("supports it)")
         lines = terminal.text.splitlines()
-        assert "? explains, < goes back." in " ".join(map(str.strip, lines))  # no word is cut
+        said = " ".join(map(str.strip, lines))  # no word is cut
+        assert "? explains, < goes back." in said
+        assert "Which precision? (Enter accepts, ? explains, < goes back)" in said
         first = next(line for line in lines if "❯ bf16" in line)
         rest = lines[lines.index(first) + 1]
         assert rest.index(rest.strip()) == first.index("half the memory")
