@@ -37,6 +37,7 @@ class Generators:
         kinds = torch.Generator if only_torch else _KINDS
         found = [*_GLOBAL[2 * only_torch :], *(rng for rng in values if isinstance(rng, kinds))]
         self.all: list[Any] = [*{id(rng): rng for rng in found}.values()]
+        self.num_global = len(_GLOBAL[2 * only_torch :])  # the first of `all`
         self._spare, self._leaves_numpys = np.random.RandomState(0), False
 
     def states(self) -> list[Any]:

@@ -36,10 +36,10 @@ class StartPosition(NamedTuple):
     before: tuple[int, int, Any] | None = None  # batches, checksum and `first` of the last epoch
 
 
-def _number_of(states: Iterable[Any]) -> int:
-    """Hash generator states to 64 bits."""
+def _number_of(states: Sequence[Any], generators: Generators) -> int:
+    """Hash states to 64 bits; those of global generators only if the owners have no generators."""
     number = blake2b(digest_size=8)
-    for state in states:
+    for state in states[generators.num_global :] or states:
         is_tensor = isinstance(state, torch.Tensor)
         number.update(state.numpy().tobytes() if is_tensor else repr(state).encode())
     return int.from_bytes(number.digest(), "big")
@@ -54,7 +54,6 @@ class Draws:
     """
 
     counts_samples = False  # whether batches are consecutive samples of a torch sampler
-    _num_unused = 0  # generators, the first ones, that never affect the order
 
     def __init__(
         self, owners: Iterable[Any], sync: SyncStates, *, only_torch: bool, seed: int | None
@@ -78,7 +77,7 @@ class Draws:
         """
         before = self.generators.states()
         first = self.begin_first(before) if start.is_new else start.first
-        is_own = start.is_new and self.seed == _number_of(before[self._num_unused :])
+        is_own = start.is_new and self.seed == _number_of(before, self.generators)
         if not is_own:
             self.generators.restore(first or ())
         try:
@@ -90,7 +89,7 @@ class Draws:
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
         """Record rank 0's generator states as those of the first iteration."""
         self.first = first = self._sync(states)
-        self.seed = _number_of(first[self._num_unused :])
+        self.seed = _number_of(first, self.generators)
         return first
 
     def each(self, items: Iterator[Any], start: StartPosition, number: int) -> Iterator[Any]:
@@ -121,9 +120,8 @@ class SampleOrder(Draws):
         self.is_torchs = all(module.startswith("torch.utils.data") for module in modules)
         super().__init__(samplers, sync, only_torch=self.is_torchs, seed=seed)
         own = (getattr(sampler, "generator", None) for sampler in samplers)
-        # with their own generator, torch's samplers also draw later, and from no other
+        # with their own generator, torch's samplers also draw later
         self._draws_later = self.is_torchs and any(isinstance(rng, torch.Generator) for rng in own)
-        self._num_unused = int(self._draws_later)
         is_batched = self.is_batched = loader.batch_sampler is not None
         # without a batch sampler each of the sampler's items is a batch
         self.yields_lists = is_batched or isinstance(self.source, BatchSampler)

@@ -165,7 +165,9 @@ def find_failure(
             first = end
             break
     fine = {end.rank for end in ended if end.code == 0 and not end.is_failure | end.was_stopping}
-    same = {end.rank for end in own if end is not first and _failed_alike(end, first)}
+    alike = [first, *(end for end in own if _failed_alike(end, first))]
+    first = min(alike, key=lambda end: end.rank)  # their order in time says nothing
+    same = {end.rank for end in alike} - {first.rank}
     different = [
         end
         for end in own

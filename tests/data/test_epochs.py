@@ -8,6 +8,7 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -57,17 +58,33 @@ def trained(loader: PreparedDataLoader, between: Callable[[], object] = int) -> 
     return seen
 
 
-@pytest.mark.parametrize("as_sampler", [False, True])
-def test_with_a_generator_of_its_own_a_loader_repeats_all_epochs(as_sampler: bool) -> None:
+class Own(Lazy):
+    """A sampler that draws from a generator of its own."""
+
+    def __init__(self, own: torch.Generator) -> None:
+        self.own = own
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(12, generator=self.own).tolist())
+
+
+@pytest.mark.parametrize(
+    "options_of",
+    [
+        lambda own: {"shuffle": True, "generator": own},
+        lambda own: {"sampler": torch.utils.data.RandomSampler(range(12), generator=own)},
+        lambda own: {"sampler": Own(own)},
+    ],
+)
+def test_with_a_generator_of_its_own_a_loader_repeats_all_epochs(options_of: Any) -> None:
     orders = []
     for number in range(2):
-        torch.manual_seed(number)  # of which torch's sampler takes nothing
-        own: Any = torch.Generator().manual_seed(5)
-        sampler = torch.utils.data.RandomSampler(range(12), generator=own)
-        options = {"sampler": sampler} if as_sampler else {"shuffle": True, "generator": own}
-        loader = prepared(**options)
+        torch.manual_seed(number)
+        np.random.seed(number)
+        loader = prepared(**options_of(torch.Generator().manual_seed(5)))
         orders.append([trained(loader) for _ in range(3)])
     assert orders[0] == orders[1]
+    assert orders[0][1] != orders[0][2]
 
 
 def test_the_first_epoch_is_that_of_torch_and_so_are_the_generators_after_it() -> None:

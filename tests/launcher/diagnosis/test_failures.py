@@ -276,7 +276,7 @@ def test_a_stopped_rank_is_the_cause_only_if_nothing_else_failed() -> None:
 
 
 def test_ranks_that_failed_alike_are_no_victims() -> None:
-    found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
+    found = failure(*(ended(rank, 2, 9 - rank) for rank in (3, 0, 1)))  # the last comes first
     assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"
     on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1, message="of 1"))
     found = failure(ended(0, 1, BOOM.time, crash=BOOM._replace(message="of 0")), on_its_way_out)
