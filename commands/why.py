@@ -92,9 +92,7 @@ def _print(record: RunRecord) -> None:
         alone = ", or it created no Accelerator" if start.supervised is None else ""
         print(f"the run's exit was not recorded: the run was killed, or its machine stopped{alone}")
     if record.commit is None:
-        print(
-            "the script is in no commit of a git repository: changes to the code are not recorded"
-        )
+        print("the script is in no git commit: changes to the code are not recorded")
 
 
 def _write(path: str, text: str) -> None:
