@@ -93,8 +93,6 @@ class DDP(Strategy):
             model = uncompiled(model)
         return model.no_sync() if isinstance(model, DistributedDataParallel) else NULL_CTX
 
-    no_sync_in_micro_batch = no_sync  # saves a call in each micro-batch
-
     @contextmanager
     def sync_in_backward(self, model: torch.nn.Module) -> Iterator[None]:
         model = uncompiled(model)
