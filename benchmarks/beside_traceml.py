@@ -158,9 +158,8 @@ def main() -> int:
             seconds[kind].append(launch(kind, "", options.steps)[0])
     print(f"\n{'':<9}{'a step':>11}{'/ plain':>9}{'95% interval':>19}")
     for kind, taken in seconds.items():
-        ratios = [one / base for one, base in zip(taken, seconds["plain"], strict=True)]
-        ratio, (low, high) = statistics.median(ratios), interval(ratios)
-        step_s = statistics.median(taken)
+        step_s, (low, high) = statistics.median(taken), interval(taken, seconds["plain"])
+        ratio = step_s / statistics.median(seconds["plain"])
         print(f"{kind:<9}{step_s * 1e3:>8.2f} ms{ratio:>9.3f}{low:>10.3f} -{high:>7.3f}")
         rows.append({"kind": kind, "step_s": step_s, "ratio": ratio, "low": low, "high": high})
     if options.json:

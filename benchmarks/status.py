@@ -69,9 +69,9 @@ def compare(title: str, num_processes: int, options: argparse.Namespace) -> dict
             command = [*launch, *ranks, __file__, "--kind", kind, *sizes]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             seconds[kind].append(float(done.stdout.split()[-1]))
-    ratios = [on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]
-    low, high = interval(ratios)
-    ratio, step_s = statistics.median(ratios), statistics.median(seconds["on"])
+    low, high = interval(seconds["on"], seconds["off"])
+    step_s = statistics.median(seconds["on"])
+    ratio = step_s / statistics.median(seconds["off"])
     print(f"{title:<16}{step_s * 1e6:>8.0f} us{ratio:>9.4f}{low:>10.4f} -{high:>7.4f}", flush=True)
     return {"case": title, "step_s": step_s, "ratio": ratio, "low": low, "high": high}
 

@@ -13,10 +13,10 @@ A tiny MLP on the CPU, so that what a library adds to a step is not lost in the 
 4. two ranks, beside DistributedDataParallel written by hand.
 
 Each process has one core and one thread. All contenders live in the same process and take turns,
-block by block, in an order that changes; the ratio of a block is to plain PyTorch's block beside
-it. Printed are the medians over the blocks, and a 95% bootstrap interval of the median ratio. One
-process is measured in CPU time, so that other programs on the machine do not count; ranks, which
-wait for each other, in wall time.
+block by block, in an order that changes. Printed are the medians over the blocks, their ratio to
+plain PyTorch's median, and a 95% bootstrap interval of that ratio. One process is measured in CPU
+time, so that other programs on the machine do not count; ranks, which wait for each other, in wall
+time.
 """
 
 from __future__ import annotations
@@ -279,26 +279,24 @@ def measure(case: Case, names: list[str], blocks: int, steps: int) -> dict[str, 
     return seconds
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """Return a 95% bootstrap interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    )
-    return medians[int(RESAMPLES * 0.025)], medians[int(RESAMPLES * 0.975)]
+def interval(seconds: list[float], base: list[float]) -> tuple[float, float]:
+    """Return a 95% bootstrap interval of the ratio of two medians; blocks are drawn in pairs."""
+    draw, pairs = random.Random(0), list(zip(seconds, base, strict=True))
+    ratios = []
+    for _ in range(RESAMPLES):
+        drawn, drawn_base = zip(*draw.choices(pairs, k=len(pairs)), strict=True)
+        ratios.append(statistics.median(drawn) / statistics.median(drawn_base))
+    ratios.sort()
+    return ratios[int(RESAMPLES * 0.025)], ratios[int(RESAMPLES * 0.975)]
 
 
 def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
     print(f"\n{case.title:<30}{'a step':>10}{'/ pytorch':>12}{'95% interval':>16}")
     rows: list[dict[str, object]] = []
+    base = seconds["pytorch"]
     for name, figures in seconds.items():
-        pairs = zip(figures, seconds["pytorch"], strict=True)
-        ratios = [pair / base for pair, base in pairs]
-        median, ratio, (low, high) = (
-            statistics.median(figures),
-            statistics.median(ratios),
-            interval(ratios),
-        )
+        median, (low, high) = statistics.median(figures), interval(figures, base)
+        ratio = median / statistics.median(base)
         print(f"{name:<30}{median * 1e6:>7.0f} us{ratio:>12.3f}{low:>9.3f} -{high:>5.3f}")
         row = {"case": case.title, "contender": name, "step_s": median, "ratio": ratio}
         rows.append({**row, "low": low, "high": high})
