@@ -19,7 +19,7 @@ from headway.history.record import MAX_TEXT, RunEnd, StatsSeries, read_record
 from headway.ipc.progress import Progress
 from headway.ipc.records import OutputPath, StepStats
 from headway.ipc.run_contract import RECORD_VARIABLE
-from headway.ipc.secrets import masked_output, secrets_among
+from headway.ipc.secrets import masked_text, secrets_among
 from headway.ipc.signals import shell_exit_code
 from headway.ipc.stderr import log
 from headway.ipc.typed import plain
@@ -87,7 +87,7 @@ def record_exit(code: int | None, report: str, progress: Progress) -> None:
     exit_code = None if code is None else shell_exit_code(code)
     progress.finish()
     _process.attempts.end(progress.step, time.time())
-    report = masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
+    report = masked_text(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
     try:
         record = read_record(folder)
         record = record._replace(

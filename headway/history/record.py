@@ -16,7 +16,7 @@ from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 from headway.ipc.paths import is_absent, read_plain
 from headway.ipc.records import OutputPath, StepStats
-from headway.ipc.secrets import masked_output
+from headway.ipc.secrets import masked_text
 from headway.ipc.stderr import log
 from headway.ipc.typed import SchemaError, plain, read
 
@@ -177,7 +177,7 @@ class Recorder:
         """Record the outcome of the run; blocks for at most a few seconds."""
         self._kept += self.kept()
         self._tails = _truncated(self.tails(), self._secrets)
-        report = masked_output(self.report[-MAX_TEXT:], self._secrets)
+        report = masked_text(self.report[-MAX_TEXT:], self._secrets)
         self._end = RunEnd(time.time(), self.exit_code, report)
         self._has_news.set()
         self._thread.join(_CLOSE_WITHIN_S)
@@ -193,7 +193,7 @@ class Recorder:
                 record["end"] = plain(self._end)  # set last
                 record["kept"] = plain(self._kept)
                 record["attempts"] = [
-                    plain(attempt._replace(cause=masked_output(attempt.cause, self._secrets)))
+                    plain(attempt._replace(cause=masked_text(attempt.cause, self._secrets)))
                     for attempt in self.attempts()
                 ]
                 record["ranks"] = plain(self._series.ranks(self._tails))
@@ -208,7 +208,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
     cut = {}
     for rank, lines in tails.items():
         text = "\n".join(lines[-TAIL_LINES:])
-        cut[rank] = masked_output(text, secrets)[-most:].split("\n")
+        cut[rank] = masked_text(text, secrets)[-most:].split("\n")
     return cut
 
 

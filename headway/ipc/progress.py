@@ -14,7 +14,6 @@ from typing import Any
 
 from headway.ipc.records import (
     FeatureUse,
-    Heartbeat,
     OutputPath,
     ProgressSnapshot,
     Record,
@@ -163,11 +162,16 @@ class Progress:
             self._beat()
 
     def end_step(self, step: int) -> None:
-        """Record that optimizer step number `step` is done; report statistics if they are due."""
+        """Record that optimizer step number `step` is done; report statistics if they are due.
+
+        Statistics replace heartbeats, so at most one record is sent per second.
+        """
         self.step = step
         clock = self.clock
-        if clock.end_step(step):
-            self._report_stats()
+        if clock.end_step(step) and (stats := clock.take(self.total, self.loss)) is not None:
+            self._report(stats)
+            if self.channel is not None:
+                self._beat_at = clock.mark + 2 * _BEAT_EVERY_S
         elif clock.mark > self._beat_at:
             self._beat()
 
@@ -225,20 +229,6 @@ class Progress:
             self._report(self._stats.empty_at(step, self.loss)._replace(save_s=saved_s))
             self._saved = (0, 0.0)
 
-    def _report_stats(self) -> None:
-        """Report the statistics of the latest steps, or send a heartbeat if there are none.
-
-        Statistics replace heartbeats, so at most one record is sent per second.
-        """
-        stats = self.clock.take(self.total, self.loss)
-        if stats is None:  # the device has not finished a step yet
-            if self.clock.mark > self._beat_at:
-                self._beat()
-            return
-        self._report(stats)
-        if self.channel is not None:
-            self._beat_at = self.clock.mark + 2 * _BEAT_EVERY_S
-
     def _report(self, stats: StepStats) -> None:
         self._stats = stats
         for listener in self.listeners:
@@ -246,7 +236,7 @@ class Progress:
 
     def _beat(self) -> None:
         self._beat_at = self.clock.mark + _BEAT_EVERY_S
-        self.send(Heartbeat(self.snapshot()))
+        self.send(self.snapshot())
 
 
 _progress = Progress()

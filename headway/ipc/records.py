@@ -69,6 +69,8 @@ class Group(NamedTuple):
 
 
 class ProgressSnapshot(NamedTuple):
+    """The position of a rank's training; sent as a sign of progress at most once a second."""
+
     step: int = 0  # completed optimizer steps
     phase: str = "script"  # phase of the runtime; "script" while user code is running
     total: int = 0  # total steps of the training run; 0: unknown
@@ -94,12 +96,6 @@ class OutputPath(NamedTuple):
 
     what: str  # PROJECT, CHECKPOINTS, METRICS (a file of the jsonl tracker) or LOGS
     path: str
-
-
-class Heartbeat(NamedTuple):
-    """A sign of progress from the runtime; sent at most once a second."""
-
-    progress: ProgressSnapshot
 
 
 class StepStats(NamedTuple):
@@ -223,8 +219,8 @@ class ProcessExit(NamedTuple):
     leftovers: bool  # all ranks have exited, but a process that they started is still running
 
 
-Record = (RankReady | WillSave | OutputPath | Heartbeat | StepStats | StatusReply | Crash) | (
-    ScriptEnd | ServerReady | ProcessStart | StartFailed | ProcessExit
+Record = (RankReady | WillSave | OutputPath | ProgressSnapshot | StepStats | StatusReply) | (
+    Crash | ScriptEnd | ServerReady | ProcessStart | StartFailed | ProcessExit
 )
 
 

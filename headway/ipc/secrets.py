@@ -97,12 +97,14 @@ def masked_line(pairs: str) -> str:
     return pairs if masked_words == words else shlex.join(masked_words)
 
 
-def masked_text(text: str) -> str:
-    """Return `text`, which is code or output, with the values of secret names masked."""
+def masked_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return `text`, which is code or output, with `secrets` and values of secret names masked."""
 
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
 
+    for secret in secrets:
+        text = text.replace(secret, MASK)
     return re.sub(_URL_CREDENTIALS, MASK, re.sub(_ASSIGNMENT, mask, text))
 
 
@@ -114,13 +116,6 @@ def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[st
         if mask:
             found.append(word[len(before) : len(word) - len(after)])
     return sorted((secret for secret in found if len(secret) >= _MIN_LENGTH), key=len, reverse=True)
-
-
-def masked_output(text: str, secrets: Iterable[str]) -> str:
-    """Mask `text` as `masked_text` does, and mask `secrets` everywhere in the text."""
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    return masked_text(text)
 
 
 def masked_value(

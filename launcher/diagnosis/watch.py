@@ -15,7 +15,6 @@ from headway.ipc.records import (
     STOPPED_AND_SAVED,
     Crash,
     Group,
-    Heartbeat,
     InvalidRecord,
     OutputPath,
     ProgressSnapshot,
@@ -331,9 +330,8 @@ class RankChannel:
             self.will_save = record.is_enabled
         elif isinstance(record, OutputPath):
             self.kept[record.what] = record
-        elif isinstance(record, Heartbeat):
-            self._progress = record.progress
-            self._note_steps(record.progress)
+        elif isinstance(record, ProgressSnapshot):
+            self._note_progress(record)
             return True
         elif isinstance(record, StepStats):
             self._progress = ProgressSnapshot(record.step, total=record.total, loss=record.loss)
@@ -355,12 +353,12 @@ class RankChannel:
         self.may_be_killed = answer.may_be_killed and not self.ends
         before, self._answer, self._groups = self._answer, answer, answer.groups
         if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
-            self._progress = answer.progress
-            self._note_steps(answer.progress)
+            self._note_progress(answer.progress)
         return before is not None and _progress_key(answer) != _progress_key(before)
 
-    def _note_steps(self, progress: ProgressSnapshot) -> None:
-        """Add missing steps to the rank's statistics."""
+    def _note_progress(self, progress: ProgressSnapshot) -> None:
+        """Store a position, and add missing steps to the rank's statistics."""
+        self._progress = progress
         if self._stats is not None and progress.step > self._stats.step:
             self._stats = self._stats.empty_at(progress.step, progress.loss)
             self._note_stats(self._stats)

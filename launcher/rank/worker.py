@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from headway.errors import Code, ConfigError, HeadwayError
 from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
-from headway.ipc.records import Crash, Frame, Heartbeat, ScriptEnd
+from headway.ipc.records import Crash, Frame, ScriptEnd
 from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
 from headway.launcher.plan.program import RUNTIMES, finder_in
@@ -234,7 +234,7 @@ def _send_end(record: ScriptEnd | Crash) -> None:
     progress = process_progress()
     if progress.step:  # the last heartbeat may be a second old
         _attempt(progress.finish, None)
-        progress.send(Heartbeat(progress.snapshot()))
+        progress.send(progress.snapshot())
     progress.send(record)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress, process_progress
-from headway.ipc.records import Heartbeat, ProgressSnapshot, RecordReader, StepStats, WillSave
+from headway.ipc.records import ProgressSnapshot, RecordReader, StepStats, WillSave
 from headway.ipc.step_clock import BACKWARD, DATA, SAVE, SCRIPT
 
 
@@ -29,7 +29,7 @@ def test_progress_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPa
         progress.begin_forward(8)
         progress.clock.enter(BACKWARD)
         progress.end_backward()
-    assert sent(reading) == 2 * [Heartbeat(ProgressSnapshot())]
+    assert sent(reading) == 2 * [ProgressSnapshot()]
     os.close(reading)
     os.close(writing)
 

@@ -17,7 +17,6 @@ from headway.ipc.records import (
     Crash,
     Frame,
     Group,
-    Heartbeat,
     InvalidRecord,
     OutputPath,
     ProcessExit,
@@ -46,7 +45,7 @@ RECORDS: list[Any] = [
     WillSave(),
     WillSave(False),
     OutputPath("checkpoints", "/saved"),
-    Heartbeat(ProgressSnapshot(3, "data")),
+    ProgressSnapshot(3, "data"),
     StepStats(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
     StatusReply(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
@@ -83,7 +82,7 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
         b'["RankReady", 1]',
         b'["ProcessStart"]',
         b'["ProcessStart", null]',
-        b'["Heartbeat", [1]]',
+        b'["ProgressSnapshot", "1"]',
         encode(ScriptEnd(2.0, 0)._replace(time=10**400)),
         *(
             encode(record._replace(**{name: {"x": True}}))  # of another type

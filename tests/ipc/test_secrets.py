@@ -12,7 +12,6 @@ from headway.ipc.secrets import (
     masked,
     masked_command,
     masked_line,
-    masked_output,
     masked_pairs,
     masked_text,
     secrets_among,
@@ -85,6 +84,4 @@ def test_secrets_that_a_run_was_given_are_masked_wherever_it_prints_them() -> No
     )
     printed = f"Namespace({words}) 401: bad token 0123456789, lr 12345678"
     shown = str(words).replace("abcdefgh", MASK).replace("ijklmnop", MASK)
-    assert (
-        masked_output(printed, secrets) == f"Namespace({shown}) 401: bad token {MASK}, lr 12345678"
-    )
+    assert masked_text(printed, secrets) == f"Namespace({shown}) 401: bad token {MASK}, lr 12345678"

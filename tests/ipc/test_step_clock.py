@@ -10,7 +10,7 @@ import pytest
 from headway.devices.table import CPU, Cuda
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress
-from headway.ipc.records import Heartbeat, ProgressSnapshot, Record, StepStats
+from headway.ipc.records import ProgressSnapshot, Record, StepStats
 from headway.ipc.step_clock import (
     BACKWARD,
     DATA,
@@ -338,8 +338,8 @@ def test_a_heartbeat_tells_how_far_a_rank_is_while_its_device_is_behind(
         device.queue(1000)
         device.time.now += 2
         progress.follow(step, 9, None)
-    assert [type(record).__name__ for record in sent] == 2 * ["Heartbeat"]
-    assert sent[-1] == Heartbeat(ProgressSnapshot(3, "script", 9, None))
+    assert [type(record).__name__ for record in sent] == 2 * ["ProgressSnapshot"]
+    assert sent[-1] == ProgressSnapshot(3, "script", 9, None)
 
 
 class CudaPart:

@@ -16,7 +16,6 @@ from headway.ipc.records import (
     Collective,
     Frame,
     Group,
-    Heartbeat,
     OutputPath,
     ProgressSnapshot,
     RankReady,
@@ -63,7 +62,7 @@ def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
     rank: Rank, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rank.channel.sendall(b"hello\n\xff\xfe\n[]\n" + b"[" * 100_000 + b"\n")
-    rank.tell(Heartbeat(ProgressSnapshot(3, "data")))
+    rank.tell(ProgressSnapshot(3, "data"))
     wait_until(lambda: rank.watch.statuses()[0].progress == ProgressSnapshot(3, "data"))
     assert rank.watch.step() == 3
     assert capfd.readouterr().err.count("rank 0 wrote to the launcher's status channel") == 1
@@ -135,12 +134,12 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
 def test_it_is_known_once_when_the_last_rank_is_ready() -> None:
     rank, told = Rank(num_ranks=2), list[int]()
     rank.watch.on_ready = lambda: told.append(rank.watch.step())
-    rank.tell(RankReady(), Heartbeat(ProgressSnapshot(1)))
+    rank.tell(RankReady(), ProgressSnapshot(1))
     wait_until(lambda: rank.watch.step() == 1)
     assert not told
     ours, theirs = socket.socketpair()
     rank.watch.add(1, os.getpid(), ours.detach())
-    theirs.sendall(encode(Heartbeat(ProgressSnapshot(2))) + encode(RankReady()))
+    theirs.sendall(encode(ProgressSnapshot(2)) + encode(RankReady()))
     wait_until(lambda: told == [2])
     rank.watch.end(1, 0)
     theirs.close()
@@ -196,7 +195,7 @@ def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Ran
 
 def test_steps_after_the_last_stats_are_known_by_a_heartbeat(rank: Rank) -> None:
     stats = StepStats(2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 0, 0.5, None, 0.0)
-    rank.tell(stats, Heartbeat(ProgressSnapshot(98, loss=0.25)))
+    rank.tell(stats, ProgressSnapshot(98, loss=0.25))
     wait_until(lambda: len(rank.stats) == 2)
     told, moved = rank.stats
     assert told == stats

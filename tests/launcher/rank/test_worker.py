@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from headway.ipc.records import Crash, Heartbeat, RankReady, RecordReader, StatusReply
+from headway.ipc.records import Crash, ProgressSnapshot, RankReady, RecordReader, StatusReply
 from headway.launcher.diagnosis.stacks import parse_traceback
 from headway.launcher.rank.worker import bootstrap_code
 from tests.distributed.launching import begin, environment, execute, script
@@ -158,7 +158,7 @@ def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not
         f"from headway.ipc.progress import process_progress\nprocess_progress().step = 7\n{end}\n"
     )
     _, sent = run_as_rank(name)
-    told = [r.progress for r in RecordReader().read(sent) if isinstance(r, Heartbeat)]
+    told = [r for r in RecordReader().read(sent) if isinstance(r, ProgressSnapshot)]
     assert [row.step for row in told] == [7]
 
 
@@ -303,7 +303,7 @@ def test_the_thread_takes_no_signal_and_python_does_not_list_it() -> None:
 def test_a_very_long_answer_arrives_whole_between_heartbeats() -> None:
     script = """
 from headway.ipc.progress import process_progress
-from headway.ipc.records import Heartbeat, ProgressSnapshot
+from headway.ipc.records import ProgressSnapshot
 def deep(depth):
     if depth:
         return deep(depth - 1)
@@ -313,12 +313,12 @@ for _ in range(150):
 print("begin", flush=True)
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 while True:
-    process_progress().send(Heartbeat(ProgressSnapshot(1, "data")))
+    process_progress().send(ProgressSnapshot(1, "data"))
 """
     with rank(script) as one:
         assert one.line() == "begin\n"
         one.channel.sendall(b"?")
         while not isinstance(received := one.receive(), StatusReply):
-            assert type(received).__name__ == "Heartbeat"
+            assert type(received).__name__ == "ProgressSnapshot"
         assert len(received.stacks) >= 150
         one.channel.close()
