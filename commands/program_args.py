@@ -8,7 +8,7 @@ from functools import partial
 
 from headway.commands.flags import Parsed, Parser, usage_error
 from headway.errors import Code, ConfigError, did_you_mean
-from headway.ipc.paths import has_package, installer_of
+from headway.ipc.paths import installer_of
 from headway.launcher.plan.program import Program, finder_in
 from headway.settings.setting import Seconds
 from headway.settings.table import TABLE
@@ -171,17 +171,14 @@ def _executable(name: str) -> str:
 
 
 def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note if torch is installed in another environment that the user may have meant."""
+    """Yield a note if there is another environment that the user may have meant."""
     beside = os.path.join(os.path.dirname(script), ".venv")
     variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-    for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):
-        used = os.path.dirname(os.path.dirname(os.path.abspath(python)))
-        if os.path.realpath(found) == os.path.realpath(used):
-            return
-        other = os.path.join(found, "bin", "python")
-        if has_package(other, "torch"):
-            yield (
-                f"the script runs with {python}, not with {found}; fix: "
-                f"`{installer_of(other)} headway`, and launch from there"
-            )
-            return
+    found = [os.path.abspath(path) for path in (*variables, beside) if os.path.isdir(path)]
+    used = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(python))))
+    if found and used not in map(os.path.realpath, found):
+        other = os.path.join(found[0], "bin", "python")
+        yield (
+            f"the script runs with {python}, not with {found[0]}; fix: "
+            f"`{installer_of(other)} headway`, and launch from there"
+        )

@@ -8,23 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.devices.kind import DeviceKind
-from headway.devices.table import kind_of
+from headway.devices.table import CUDA, kind_of
 
 
 def main(words: Sequence[str]) -> None:
     """Print a line of JSON for `machine/torch_query.py`; with `try`, also use the first device."""
     import torch
 
-    kind, found, error = kind_of(words[0]), [], ""
+    kind, found, error, architectures = kind_of(words[0]), [], "", []
     try:
         kind.load()
         count = kind.count() if kind.is_available() else 0
         found = [_facts(getattr(torch, kind.name), index, kind) for index in range(count)]
         if not found or "try" in words:
             torch.zeros(1, device=kind.name)
+        if kind.name == CUDA.name:
+            architectures = torch.cuda.get_arch_list()
     except Exception as reason:  # noqa: BLE001  a driver may raise anything
         error = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
-    print(json.dumps({"version": torch.__version__, "gpus": found, "error": error}))
+    answer = {"version": torch.__version__, "gpus": found, "error": error}
+    print(json.dumps({**answer, "architectures": architectures}))
 
 
 def _facts(part: Any, index: int, kind: DeviceKind) -> dict[str, Any]:

@@ -53,6 +53,10 @@ def detect_machine(
         machine = _with_listed_gpus(machine, environ, source, kinds)
     if device != CPU.name:
         machine = _with_torch_result(machine, environ, source, device)
+        if machine.missing_kernels(machine.visible_gpus):  # torch's build may be another
+            from headway.machine.torch_query import with_architectures
+
+            machine = with_architectures(machine, source)
     if not full:
         return machine
     from headway.machine.host import detect_host

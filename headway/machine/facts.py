@@ -144,6 +144,7 @@ class Machine(NamedTuple):
     mps_fix: str = ""  # how to make MPS available, if possible
     torch: Torch | None = None
     torch_reason: str = "not read: planning does not need it here"
+    architectures: tuple[str, ...] = ()  # with CUDA kernels in torch; empty: not queried
     mask: str | None = None  # value of `mask_variable`, which selects the visible GPUs
     mask_variable: str = CUDA.mask
     host: HostFacts | None = None
@@ -195,16 +196,22 @@ class Machine(NamedTuple):
         return None
 
     def missing_kernels(self, gpus: Sequence[Gpu]) -> str:
-        """Describe a GPU without kernels in the official torch build; empty if there is none."""
+        """Describe a GPU without kernels in torch; empty if there is none.
+
+        Until torch was queried, its kernels are those of the official build.
+        """
         cuda = self.torch and self.torch.cuda
         builds = [row for row in WHEELS if cuda and row[1] <= numbers(cuda)]
         for gpu in gpus if builds else ():
             _, _, first, last = builds[-1]
-            if gpu.capability is not None and not first <= gpu.capability <= last:
-                return (
-                    f"{gpu.name} is {sm(gpu.capability)}, but PyTorch's builds for CUDA {cuda} "
-                    f"have kernels for {sm(first)} {f'to {sm(last)}' if last < (99,) else 'and up'}"
-                )
+            if gpu.capability is None or first <= gpu.capability <= last:
+                continue
+            what = f"PyTorch's builds for CUDA {cuda} have kernels for {sm(first)} "
+            what += f"to {sm(last)}" if last < (99,) else "and up"
+            if self.architectures:
+                what = f"torch has kernels for {', '.join(self.architectures)}"
+            if not any(_runs_on(gpu.capability, name) for name in self.architectures):
+                return f"{gpu.name} is {sm(gpu.capability)}, but {what}"
         return ""
 
     @property
@@ -269,6 +276,16 @@ class Machine(NamedTuple):
         names = sorted({gpu.name for gpu in self.visible_gpus})
         count = len(self.visible_gpus)
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"
+
+
+def _runs_on(capability: tuple[int, int], architecture: str) -> bool:
+    """Whether a GPU runs kernels for sm_86 or compute_86; NVIDIA's CUDA guide, compatibility."""
+    digits = "".join(filter(str.isdigit, architecture))  # not the letters of sm_90a
+    built = int(digits[:-1]), int(digits[-1])
+    is_same = capability[0] == built[0] or architecture.startswith(
+        "compute"
+    )  # compiled at run time
+    return is_same and built <= capability
 
 
 # Masks such as CUDA_VISIBLE_DEVICES, parsed as the vendors' runtimes do: the visible GPUs in

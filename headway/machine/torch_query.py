@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
-from headway.devices.table import MPS, kind_of
+from headway.devices.table import CUDA, MPS, kind_of
 from headway.ipc.typed import read
 from headway.machine.facts import Gpu, Machine
 from headway.machine.source import Source
@@ -19,6 +20,7 @@ class TorchDevices(NamedTuple):
     version: str
     gpus: tuple[Gpu, ...]
     error: str
+    architectures: tuple[str, ...] = ()  # with CUDA kernels in this torch: sm_90, compute_90
 
 
 def query_torch(source: Source, device: str, *words: str) -> TorchDevices:
@@ -31,6 +33,13 @@ def query_torch(source: Source, device: str, *words: str) -> TorchDevices:
         raise OSError((lines or ["no answer"])[-1]) from None
 
 
+def with_architectures(machine: Machine, source: Source) -> Machine:
+    """Return the machine with the CUDA architectures for which its torch has kernels."""
+    with suppress(OSError):  # then those of PyTorch's official builds are assumed
+        return machine._replace(architectures=query_torch(source, CUDA.name).architectures)
+    return machine
+
+
 def with_torch_devices(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str
 ) -> Machine:
@@ -40,7 +49,7 @@ def with_torch_devices(
     """
     gpus: tuple[Gpu, ...] = ()
     try:
-        _, gpus, error = query_torch(source, device)
+        _, gpus, error, _ = query_torch(source, device)
         refusal = f"torch found none: {error}"
     except OSError as error:
         if machine.visible_gpus:

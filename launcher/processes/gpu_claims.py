@@ -7,8 +7,9 @@ The kernel releases a name when the launch exits, even if the launch is killed. 
 replaces the launcher inherits the socket. In a container with its own network, claims on the host
 are invisible.
 
-A waiting launch also binds a name, which contains the start time of the launch. The launch that has
-waited longest gets idle GPUs first; until it has enough, later launches get none.
+A waiting launch also binds a name, which contains the start time of the launch and the devices that
+it waits for. The launch that has waited longest gets idle GPUs first; until it has enough, later
+launches get none.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
             fix="select the GPUs: --devices 0,1",
             code=Code.UNSUPPORTED_HERE,
         )
-    began, own_name = time.monotonic(), f"{_WAITING}{time.monotonic_ns():020}-{os.getpid()}"
+    began = time.monotonic()
+    own_name = f"{_WAITING}{time.monotonic_ns():020}-{os.getpid()}-{settings.devices}"
     logged_ahead: int | None = None  # the last logged number of launches ahead
     with ExitStack() as stack:
         while True:
@@ -87,8 +89,9 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
 
 
 def waiting_launches() -> list[str]:
-    """Return the processes that wait for GPUs on this machine, in queue order."""
-    return [pid for name in _waiting() if (pid := _owner(name))] if _HAS_NAMES else []
+    """Return the processes that wait for GPUs on this machine, and the GPUs, in queue order."""
+    owners = {name: _owner(name) for name in _waiting()} if _HAS_NAMES else {}
+    return [f"{who}, for {name.rpartition('-')[2]}" for name, who in owners.items() if who]
 
 
 def _launches(waiting: Sequence[str]) -> str:

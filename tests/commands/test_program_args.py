@@ -127,7 +127,7 @@ def test_a_script_that_cannot_be_looked_up_is_one_error() -> None:
         assert refused(name).problems[0].fix
 
 
-def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(tmp_path: Path) -> None:
+def test_an_active_environment_that_is_not_the_one_used_is_noted(tmp_path: Path) -> None:
     for name in ("used", "active", "without"):
         (tmp_path / name / "lib/python3.12/site-packages/other").mkdir(parents=True)
     (tmp_path / "active/lib/python3.12/site-packages/torch").mkdir()
@@ -145,7 +145,10 @@ def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(tmp_
         [note] = notes("active", variable)
         assert f"with {python}, not with {tmp_path}/active; fix: {fix}" in note
     assert not notes("used")
-    assert not notes("without")
+    assert f"not with {tmp_path}/without; fix: " in "".join(notes("without"))
     (tmp_path / ".venv").symlink_to(tmp_path / "active")
     beside = [*other_environment(str(tmp_path / "train.py"), python, {})]
     assert [f"not with {tmp_path}/.venv; fix: " in note for note in beside] == [True]
+    base = {"CONDA_PREFIX": str(tmp_path / "without")}  # used by its path, below an active one
+    python = str(tmp_path / ".venv/bin/python")
+    assert not [*other_environment(str(tmp_path / "train.py"), python, base)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,16 @@ def call(command: list[str]) -> int:
 def forked_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["headway"])  # a worker of xdist has flags
     monkeypatch.setattr(subprocess, "call", call)
+
+
+def test_the_help_has_the_flags_of_device_ranks_and_machines_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["test", "--help"])
+    flags = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert {"--device", "--num-processes", "--num-machines"} <= {*flags}
+    assert not {"--resume", "--partition", "--ranks", "--debug-rank", "--log-dir"} & {*flags}
 
 
 @pytest.mark.distributed

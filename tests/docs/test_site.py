@@ -214,3 +214,29 @@ def losses(side: str, *launcher: str) -> list[float]:
 def test_the_eight_lines_of_the_readme_change_nothing_on_one_process_and_train_on_two() -> None:
     assert losses("+") == losses("-")
     assert len(losses("+", *HEADWAY, "-q", "--cpu", "--num-processes", "2")) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
+def test_the_shell_loop_of_the_sweeps_page_trains_once_for_each_value() -> None:
+    page = (ROOT / "docs" / "guides" / "sweeps.md").read_text()
+    loop = BLOCK.findall(page)[0][2].replace("--devices idle:1 --wait", "--cpu")
+    script("import sys\nopen(f'{sys.argv[2]}.txt', 'x').close()\n", "train.py")
+    loop = loop.replace("headway launch", shlex.join(HEADWAY))
+    run(["bash", "-c", loop], environment(), timeout_s=120, code=0)
+    assert {path.stem for path in Path().glob("*.txt")} == {"0.1", "0.01", "0.001"}
+
+
+ANSWERS = {
+    "Windows": ("README.md", "Windows is not supported; use WSL2."),
+    "torch.save on all ranks": ("docs/guides/coming-from.md", "With `torch.save`, all ranks write"),
+    "the machines of the tutorial": ("docs/tutorial.md", "from `tests/machines` in the repository"),
+    "notebook_launcher's import": ("docs/guides/training.md", "`notebook_launcher` from `headway`"),
+    "a queue for one machine": ("docs/guides/sweeps.md", "The launch that has waited longest"),
+}
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_a_page_answers_what_newcomers_have_asked(question: str) -> None:
+    page, answer = ANSWERS[question]
+    assert answer in " ".join((ROOT / page).read_text().split())

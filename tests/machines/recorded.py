@@ -187,14 +187,15 @@ def server(cards: list[Any], **changes: Any) -> Recording:
     return whole._replace(**changes)
 
 
-def answer(*gpus: dict[str, Any], error: str = "") -> str:
+def answer(*gpus: dict[str, Any], error: str = "", architectures: Sequence[str] = ()) -> str:
     """Return what torch answers, in a child, when it is asked for its devices."""
-    return json.dumps({"version": "2.13.0", "gpus": gpus, "error": error})
+    found = {"version": "2.13.0", "gpus": gpus, "error": error}
+    return json.dumps({**found, "architectures": architectures})
 
 
-def with_torch(recording: Recording, *gpus: dict[str, Any], error: str = "") -> Recording:
+def with_torch(recording: Recording, *gpus: dict[str, Any], **others: Any) -> Recording:
     """Return the machine with a torch that finds these GPUs there."""
-    tools = {**recording.tools, "python": answer(*gpus, error=error)}
+    tools = {**recording.tools, "python": answer(*gpus, **others)}
     return recording._replace(tools=tools)
 
 

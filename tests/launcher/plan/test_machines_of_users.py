@@ -44,6 +44,7 @@ def small(card: dict[str, Any], cores: int, gib: int, **changes: Any) -> Recordi
 
 ROCM = RECORDINGS["amd_2"].torch
 CU126 = torch("2.13.0+cu126", cuda="12.6")
+OLD_GPU = server(gpus(1, "Tesla V100-SXM2-32GB", 32, (7, 0)), cores=16)
 FRONTIER = Recording(
     files=linux("AMD EPYC 7A53 64-Core Processor", 64, 512) | amd(8, 90010, 64),
     cores=56,  # one core of each of the eight parts is the system's
@@ -151,9 +152,17 @@ MACHINES = {
         note="is sm_120, but PyTorch's builds for CUDA 12.6 have kernels for sm_50 to sm_90; fix",
     ),
     "an old GPU with a wheel without kernels for it": Row(
-        server(gpus(1, "Tesla V100-SXM2-32GB", 32, (7, 0)), cores=16),
+        OLD_GPU,
         "cuda 1 x 16",
         note="is sm_70, but PyTorch's builds for CUDA 13.0 have kernels for sm_75 and up; fix",
+    ),
+    "an old GPU with a torch that was built for others": Row(
+        with_torch(OLD_GPU, architectures=["sm_80", "sm_90a", "compute_90"]),
+        "cuda 1 x 16",
+        note="is sm_70, but torch has kernels for sm_80, sm_90a, compute_90; fix",
+    ),
+    "an old GPU with a torch that was built for it": Row(
+        with_torch(OLD_GPU, architectures=["sm_70", "sm_90"]), "cuda 1 x 16"
     ),
 }
 

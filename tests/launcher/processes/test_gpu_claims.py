@@ -165,6 +165,10 @@ def test_waiting_launches_are_served_in_the_order_in_which_they_began_to_wait() 
     waits = f"process {second.pid} of "
     assert f"waiting: behind 1 waiting launch ({waits}" in third.stderr.readline()
     assert [waits in launch for launch in waiting_launches()] == [True, False]
+    assert [launch.rpartition(", ")[2] for launch in waiting_launches()] == [
+        "for idle:4",
+        "for idle:1",
+    ]
     for wait_s in (None, 0.1):
         with pytest.raises(MachineError, match="the idle GPUs are reserved for 2 waiting launches"):
             claim_idle(asking_for("idle:1"), lambda: FOUR, wait_s)
