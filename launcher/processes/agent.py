@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
+    SimpleElasticAgent,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.errors import ConfigError
@@ -39,7 +39,7 @@ from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.processes.ranks import NoLogs, RankProcesses
+from headway.launcher.processes.ranks import RankProcesses
 from headway.launcher.processes.repeats import RepeatDetector
 from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerExited, Starter
@@ -96,15 +96,15 @@ class RestartBackoff:
         return what + (f" in {delay_s:.0f} s" if delay_s else ""), delay_s
 
 
-class Agent(LocalElasticAgent):
+class Agent(SimpleElasticAgent):
     """Runs Headway's rank processes under torch's agent.
 
     Only this class relies on the following private names of torch. `_start_workers(worker_group)`
-    is called after each rendezvous and returns the pids; `_restart_workers(worker_group)` is called
-    before a rendezvous that follows a failure. torch polls and closes `_pcontext`.
-    `_remaining_restarts` is the number of remaining restarts; it is 0 on several machines, where
-    machine 0 decides. `_monitor_workers(worker_group)` returns the state of the ranks, `_shutdown`
-    stops the ranks, and `_exit_barrier()` waits for the other machines.
+    is called after each rendezvous; `_restart_workers(worker_group)` is called before a rendezvous
+    that follows a failure, and calls `_stop_workers`. `_remaining_restarts` is the number of
+    remaining restarts; it is 0 on several machines, where machine 0 decides.
+    `_monitor_workers(worker_group)` returns the state of the ranks, `_shutdown` stops the ranks
+    when the run ends, and `_exit_barrier()` waits for the other machines.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Agent(LocalElasticAgent):
             max_restarts=plan.settings.max_restarts if plan.is_one_machine else 0,
             monitor_interval=0.001,  # RankProcesses itself waits for the next exit
         )
-        super().__init__(spec, NoLogs())
+        super().__init__(spec)
         self.plan = plan
         self._starter = starter
         self._environ = environ
@@ -134,7 +134,7 @@ class Agent(LocalElasticAgent):
         handler.note_steps, handler.note_loss = stats.note, stats.drop_machine
         stats.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)
-        handler.end_grace_period = self.end_grace_period
+        handler.end_grace_period = lambda: self.ranks.end_grace_period()
         self.output = output
         self.watch = watch
         self._stats = stats
@@ -148,7 +148,6 @@ class Agent(LocalElasticAgent):
         self._kills_before = count_oom_kills()
         self._interrupted_at = float("-inf")  # the last Ctrl-C for a debugged rank
         self.pending_restart = "", ""  # the restart, and its cause if machine 0 sent one
-        self.is_cut_short = False  # whether the grace period was cut short
         self.signals_received: set[int] = set()  # by the launcher
 
     @property
@@ -161,11 +160,6 @@ class Agent(LocalElasticAgent):
         """Whether machine 0 prints the failure report on the same terminal as this machine."""
         is_other = self.handler.machine > 0 and not self.handler.has_lost_machine_0
         return is_other and self.plan.settings.cluster in WITH_ONE_OUTPUT
-
-    def end_grace_period(self) -> None:
-        """End the grace period of the ranks that are being stopped; thread-safe."""
-        self.is_cut_short = True
-        self.ranks.end_grace_period()
 
     def forward_interrupt(self) -> bool:
         """Forward Ctrl-C to the debugged rank; return False if it should stop the run instead.
@@ -181,7 +175,7 @@ class Agent(LocalElasticAgent):
         return self.ranks.interrupt_debugged()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
+        result = self.ranks.poll()
         if result.state == WorkerState.SUCCEEDED:
             describe = partial(self._describe_failure, silent_fails=True)
             should_continue = not self.handler.are_all_done(describe)
@@ -194,13 +188,16 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Do not wait: `_monitor_workers` reports success only when all machines have succeeded."""
 
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch up to 2.11 passes no timeout
-        if self.handler.ended_by or self.handler.restart:
-            self.ranks.are_victims = True
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._shutdown()
+
+    # torch up to 2.11 passes no timeout
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        are_victims = bool(self.handler.ended_by or self.handler.restart)
         try:
-            super()._shutdown(*args, **kwargs)
+            self.ranks.close(death_sig, are_victims=are_victims)
         except SignalException:  # interrupted: the ranks must still be stopped
-            super()._shutdown(*args, **kwargs)
+            self.ranks.close(death_sig, are_victims=are_victims)
             raise
 
     def _describe_failure(self, *, silent_fails: bool = False) -> Failed | None:
@@ -234,7 +231,7 @@ class Agent(LocalElasticAgent):
         shared = self.handler.rank_variables({**self._environ, **settings.env})
         cpus = self.plan.cpus
         envs = {
-            worker.local_rank: {
+            worker.global_rank: {
                 **shared,
                 **_rank_environment(worker_group, worker, attempt, settings.max_restarts),
                 **breakpoint_variables(worker.global_rank, settings.debug_rank),
@@ -245,7 +242,7 @@ class Agent(LocalElasticAgent):
         self.watch.begin_attempt(len(envs))
         self._stats.begin_attempt(worker_group.workers[0].world_size, self.handler.machine)
         self._began_at = time.monotonic()
-        self.ranks = self._pcontext = self._processes(envs)
+        self.ranks = self._processes(envs)
         self.pending_restart = "", ""
         try:
             self.ranks.start()
@@ -255,7 +252,7 @@ class Agent(LocalElasticAgent):
             elif not self.handler.restarts_after(self._describe_failure):
                 raise
             self._restart_workers(worker_group)
-        return self.ranks.pids()
+        return {}  # torch would only log the ids
 
     def _processes(self, envs: Mapping[int, dict[str, str]]) -> RankProcesses:
         settings = self.plan.settings

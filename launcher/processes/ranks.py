@@ -1,8 +1,4 @@
-"""The process context for torch's agent: manages the ranks of one machine in one attempt.
-
-It starts and stops the processes and opens their pipes, without torch's log files, tailing threads
-or signal handlers.
-"""
+"""Manages the ranks of one machine in one attempt: starts and stops them, and opens their pipes."""
 
 from __future__ import annotations
 
@@ -14,19 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch.distributed.elastic.multiprocessing.api import (
-    LogsDest,
-    LogsSpecs,
-    PContext,
-    RunProcsResult,
-    SignalException,
-)
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.ipc.forking import ProcessHandle
 from headway.ipc.records import Crash, ProcessExit
 from headway.ipc.stderr import SILENT_S, log, named
-from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus
 from headway.launcher.diagnosis.reasons import is_communication_error
@@ -45,12 +34,12 @@ _EARLY_POLL_S = 0.01  # just after a stop, when idle ranks exit
 _POLL_S = 0.25  # the interval of checks for hangs and failures of other machines
 
 
-class RankProcesses(PContext):
+class RankProcesses:
     """The ranks of this machine in one attempt.
 
-    `envs` maps each local rank to its own environment variables, including RANK. `reports_exit` is
-    true for Python programs, which send an exit record. `remote_failure` returns the failure of
-    another machine, or None if there is none.
+    `envs` maps each rank to its own environment variables. `reports_exit` is true for Python
+    programs, which send an exit record. `remote_failure` returns the failure of another machine, or
+    None if there is none.
     """
 
     def __init__(
@@ -65,13 +54,7 @@ class RankProcesses(PContext):
         grace: Grace,
         remote_failure: Callable[[], Failed | None],
     ) -> None:
-        super().__init__(
-            name="headway",
-            entrypoint="headway",
-            args=dict.fromkeys(envs, ()),
-            envs=dict(envs),
-            logs_specs=NoLogs(),
-        )
+        self.envs = envs
         self._starter = starter
         self._output = output
         self._watch = watch
@@ -82,39 +65,32 @@ class RankProcesses(PContext):
         self._remote_failure = remote_failure
         # on another machine, reported while the ranks here were saving before a stop
         self.failure_during_stop: Failed | None = None
-        self._ranks = {at: int(env["RANK"]) for at, env in envs.items()}  # by local rank
-        self.local_ranks: dict[int, int] = {}  # by pid
-        self.handles: dict[int, ProcessHandle] = {}  # by local rank
+        self.pids: dict[int, int] = {}  # by rank
+        self.handles: dict[int, ProcessHandle] = {}  # by rank
         self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # time of the stop request, since the epoch
         self._shutdown: Shutdown | None = None  # while the ranks are being stopped
-        self._sent: dict[int, int] = {}  # by local rank: the shutdown's last signal
-        self._killed_after_s: dict[int, float] = {}  # by local rank: after the stop request
-        self._is_cut_short = False  # set by other threads and signal handlers
-        self.are_victims = False  # the run failed on another machine
+        self._sent: dict[int, int] = {}  # by rank: the shutdown's last signal
+        self._killed_after_s: dict[int, float] = {}  # by rank: after the stop request
+        self.is_cut_short = False  # set by other threads and signal handlers
         self.statuses: list[RankStatus] = []  # of all ranks, when communication failed
         self._is_starting = False
         self._stop_during_start: SignalException | None = None
         self._asked_to_stop_at = float("inf")
-        self.exits: dict[int, RankExit] = {}  # by local rank, in order of exit
-
-    def pids(self) -> dict[int, int]:
-        return {local_rank: pid for pid, local_rank in self.local_ranks.items()}
+        self.exits: dict[int, RankExit] = {}  # by rank
 
     def start(self) -> None:
-        """Start the ranks, without installing torch's signal handlers."""
+        """Start the ranks; an exception of `defer_stop` is raised once they are registered."""
         self._is_starting = True
         try:
-            self._output.begin(self._attempt, self._ranks.values())
-            for local_rank, env in self.envs.items():
+            self._output.begin(self._attempt, self.envs)
+            for rank, env in self.envs.items():
                 if self._stop_during_start is None:
-                    self._start_rank(local_rank, env)
+                    self._start_rank(rank, env)
         finally:
             self._is_starting = False
             if self._stop_during_start is not None:
                 raise self._stop_during_start
-
-    _start = start
 
     def defer_stop(self, stop: SignalException) -> bool:
         """Raise `stop` once a starting rank is registered; return False if no rank is starting.
@@ -130,8 +106,7 @@ class RankProcesses(PContext):
         if self._stop_during_start and time.monotonic() > self._asked_to_stop_at + _REPLY_TIMEOUT_S:
             raise self._stop_during_start
 
-    def _start_rank(self, local_rank: int, env: dict[str, str]) -> None:
-        rank = self._ranks[local_rank]
+    def _start_rank(self, rank: int, env: Mapping[str, str]) -> None:
         try:
             streams = _Streams(
                 has_stdin=rank == (self._debug_rank or 0),
@@ -146,8 +121,8 @@ class RankProcesses(PContext):
             for fd in streams.theirs:
                 os.close(fd)
         self._terminals += streams.terminals
-        self.handles[local_rank] = ProcessHandle(pid)
-        self.local_ranks[pid] = local_rank
+        self.handles[rank] = ProcessHandle(pid)
+        self.pids[rank] = pid
         self._output.add(rank, streams.pipes)
         self._watch.add(rank, pid, streams.channel)
 
@@ -155,13 +130,12 @@ class RankProcesses(PContext):
         """Wait at most `timeout_s` for an exit, and record all ranks that have exited."""
         self._starter.resume_guardian()
         self._starter.exit_event.wait(timeout_s)
-        for pid, ended in self._starter.exits.copy().items():
-            local_rank = self.local_ranks.get(pid)
-            if local_rank is not None and local_rank not in self.exits:
-                self.exits[local_rank] = self._exit_of(local_rank, ended)
+        for rank, pid in self.pids.items():
+            if rank not in self.exits and (ended := self._starter.exits.get(pid)) is not None:
+                self.exits[rank] = self._exit_of(rank, ended)
 
-    def _exit_of(self, local_rank: int, ended: ProcessExit) -> RankExit:
-        rank, is_killed = self._ranks[local_rank], ended.code == -signal.SIGKILL
+    def _exit_of(self, rank: int, ended: ProcessExit) -> RankExit:
+        is_killed = ended.code == -signal.SIGKILL
         end = RankExit(
             rank=rank,
             pid=ended.pid,
@@ -169,7 +143,7 @@ class RankProcesses(PContext):
             time=ended.time,
             was_stopping=ended.time > self._stopped_at,
             exited_silently=self._reports_exit,
-            killed_after_s=self._killed_after_s.get(local_rank) if is_killed else None,
+            killed_after_s=self._killed_after_s.get(rank) if is_killed else None,
         )
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
@@ -185,35 +159,33 @@ class RankProcesses(PContext):
                     end = end._replace(code=record.code)
         return end
 
-    def _poll(self) -> RunProcsResult | None:
+    def poll(self) -> RunResult:
+        """Return the state of the ranks; if all are running, wait for an exit for a short time."""
         self.collect(timeout_s=_POLL_S if self._alive() else 0)
-        failed = {at: end.code for at, end in self.exits.items() if end.is_failure}
-        if not failed and (overdue := self._find_overdue()):
-            ranks, limit = self._named(overdue), f"{self._grace.usual_s:g} s (--grace-period-s)"
-            log(f"{ranks} failed, but did not exit within {limit}")
-            failed = dict.fromkeys(overdue, 1)
-        if self._watch.hang is not None:  # torch expects failed processes
-            failed = dict.fromkeys(self.envs, hang.EXIT_CODE)
-        if failed:
-            pids, file = self.pids(), ""
-            return RunProcsResult(
-                failures={
-                    at: ProcessFailure(at, pids[at], code, file) for at, code in failed.items()
-                }
-            )
-        if len(self.exits) == self.nprocs:
-            return RunProcsResult(return_values=dict.fromkeys(self.exits))
-        return None
+        has_failed = any(end.is_failure for end in self.exits.values())
+        if not has_failed and (overdue := self._find_overdue()):
+            limit = f"{self._grace.usual_s:g} s (--grace-period-s)"
+            log(f"{named(overdue)} failed, but did not exit within {limit}")
+            has_failed = True
+        if has_failed or self._watch.hang is not None:
+            return RunResult(WorkerState.FAILED)
+        if len(self.exits) == len(self.envs):
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(self.exits))
+        return RunResult(WorkerState.HEALTHY)
 
     def _find_overdue(self) -> list[int]:
         """Return failed ranks that outlived the grace period; none if a rank is being debugged."""
-        if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
+        is_alone = any(env["WORLD_SIZE"] == "1" for env in self.envs.values())
+        if is_alone or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
-        return [at for at in self._alive() if self._watch.has_failed(self._ranks[at], since)]
+        return [rank for rank in self._alive() if self._watch.has_failed(rank, since)]
 
-    def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
-        """Stop the running ranks and, unless all succeeded, any processes they left behind."""
+    def close(self, number: signal.Signals = signal.SIGTERM, *, are_victims: bool = False) -> None:
+        """Stop the running ranks and, unless all succeeded, any processes they left behind.
+
+        `are_victims` means that the run failed on another machine.
+        """
         self.collect()
         failed = [end for end in self.exits.values() if end.is_failure]
         is_failure = bool(failed or self._find_overdue()) or self._watch.hang is not None
@@ -226,15 +198,13 @@ class RankProcesses(PContext):
                 self._output.set_timeout(FAILURE_UNREAD_TIMEOUT_S if failed else UNREAD_TIMEOUT_S)
             self._stopped_at, now = time.time(), time.monotonic()
             self._shutdown = Shutdown(
-                death_sig,
+                number,
                 now,
                 self._grace.usual_s,
                 self._grace.victim_s,
                 self._grace.saving_s(self._stopped_at),
                 self._watch.will_save(),
-                failed_at=now
-                if is_failure or self.are_victims or self._has_left()
-                else float("inf"),
+                failed_at=now if is_failure or are_victims or self._has_left() else float("inf"),
             )
         self._stop(self._shutdown)
         for handle in self.handles.values():
@@ -250,7 +220,7 @@ class RankProcesses(PContext):
         announced_at = time.monotonic() + SILENT_S
         while alive := self._alive():
             now = time.monotonic()
-            shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
+            shutdown = shutdown._replace(is_cut_short=self.is_cut_short)
             if (
                 shutdown.failed_at > now
                 and shutdown.will_save
@@ -258,14 +228,14 @@ class RankProcesses(PContext):
             ):
                 shutdown = shutdown._replace(failed_at=now)
             killable = alive if self._grace.kills_idle else []
-            idle = [at for at in killable if self._watch.may_be_killed(self._ranks[at])]
-            for local_rank, number in shutdown.signals(now, alive, self._sent, idle).items():
-                if number == signal.SIGKILL and local_rank not in idle:
-                    self._killed_after_s[local_rank] = now - shutdown.began_at
-                self.handles[local_rank].send(number)
+            idle = [rank for rank in killable if self._watch.may_be_killed(rank)]
+            for rank, number in shutdown.signals(now, alive, self._sent, idle).items():
+                if number == signal.SIGKILL and rank not in idle:
+                    self._killed_after_s[rank] = now - shutdown.began_at
+                self.handles[rank].send(number)
                 if number != signal.SIGKILL:  # a suspended rank handles no other signal
-                    self.handles[local_rank].send(signal.SIGCONT)
-                self._sent[local_rank] = number
+                    self.handles[rank].send(signal.SIGCONT)
+                self._sent[rank] = number
             is_early = now < shutdown.began_at + _POLL_S  # idle ranks exit at once
             self.collect(timeout_s=_EARLY_POLL_S if is_early else _POLL_S)
             if now >= announced_at and self._should_log_wait(now - announced_at):
@@ -276,7 +246,7 @@ class RankProcesses(PContext):
 
     def _should_log_wait(self, waited_s: float) -> bool:
         """Return whether a rank is still running its script, or takes unusually long to exit."""
-        alive = [self._ranks[at] for at in self._alive()]
+        alive = self._alive()
         limit_s = _EXIT_S if all(map(self._watch.has_ended, alive)) else 0
         return bool(alive) and waited_s >= limit_s
 
@@ -288,23 +258,23 @@ class RankProcesses(PContext):
 
     def _has_left(self) -> bool:
         """Return whether a rank exited with 0 before its script ended; others cannot save then."""
-        left = (self._ranks[at] for at, end in self.exits.items() if end.code == 0)
+        left = (rank for rank, end in self.exits.items() if end.code == 0)
         return self._watch.will_save() and not all(map(self._watch.has_ended, left))
 
-    def _abandon(self, local_ranks: list[int]) -> None:
+    def _abandon(self, ranks: list[int]) -> None:
         """Log the state of killed ranks that the kernel does not remove; treat them as exited."""
-        for local_rank in local_ranks:
-            pid, rank = self.pids()[local_rank], self._ranks[local_rank]
+        for rank in ranks:
+            pid = self.pids[rank]
             log(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
             killed = ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False)
-            self.exits[local_rank] = self._exit_of(local_rank, killed)
+            self.exits[rank] = self._exit_of(rank, killed)
 
     def _describe_stop(self, shutdown: Shutdown) -> str:
         grace_s = round(shutdown.ends_at - shutdown.began_at, 1)
         will_save = shutdown.will_save and shutdown.failed_at == float("inf")
         verb = "save and stop" if will_save else "stop"
         again = "; press Ctrl-C again to kill them now" if shutdown.number == signal.SIGINT else ""
-        return f"{self._named(self._alive())} to {verb}, up to {grace_s:g} s{again}"
+        return f"{named(self._alive())} to {verb}, up to {grace_s:g} s{again}"
 
     @property
     def is_stopping(self) -> bool:
@@ -312,7 +282,7 @@ class RankProcesses(PContext):
 
     def end_grace_period(self) -> None:
         """End the grace period; may be called from any thread and from signal handlers."""
-        self._is_cut_short = True
+        self.is_cut_short = True
         self._starter.exit_event.set()
 
     def forward(self, number: int) -> None:
@@ -320,22 +290,18 @@ class RankProcesses(PContext):
         if number == signal.SIGWINCH:
             for terminal in self._terminals:
                 terminal.resize()
-        for local_rank in self._alive():
-            self.handles[local_rank].send(number)
+        for rank in self._alive():
+            self.handles[rank].send(number)
 
     def interrupt_debugged(self) -> bool:
         """Send SIGINT to the debugged rank; return False if it is not running."""
-        for local_rank in self._alive():
-            if self._ranks[local_rank] == self._debug_rank:
-                self.handles[local_rank].send(signal.SIGINT)
-                return True
-        return False
+        if self._debug_rank not in self._alive():
+            return False
+        self.handles[self._debug_rank].send(signal.SIGINT)
+        return True
 
     def _alive(self) -> list[int]:
-        return [at for at in self.local_ranks.values() if at not in self.exits]
-
-    def _named(self, local_ranks: list[int]) -> str:
-        return named([self._ranks[at] for at in local_ranks])
+        return [rank for rank in self.pids if rank not in self.exits]
 
 
 class _Terminal(NamedTuple):
@@ -401,15 +367,3 @@ class _Streams:
     def _keep(self, *fds: int) -> tuple[int, ...]:
         self._opened += fds
         return fds
-
-
-class NoLogs(LogsSpecs):
-    """Log settings that prevent torch from writing and tailing log files."""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        nowhere = dict.fromkeys(envs, "")
-        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
-
-    @property
-    def root_log_dir(self) -> str:
-        return ""

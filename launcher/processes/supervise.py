@@ -135,7 +135,7 @@ def supervise(
         will_save=watch.will_save(),
         machine=handler.machine,
         pending_restart=agent.pending_restart,
-        is_cut_short=agent.is_cut_short,
+        is_cut_short=agent.ranks.is_cut_short,
         is_reported_by_machine_0=agent.is_reported_by_machine_0,
     )
     run_exit = run_exit_of(outcome)
@@ -185,7 +185,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
         agent.handler.report_stop(number, ends_grace=ends_grace)
         if ends_grace:
-            agent.end_grace_period()
+            agent.ranks.end_grace_period()
         elif not is_repeated:
             stopped = SignalException(f"stopped by signal {number}", signal.Signals(number))
             if not agent.ranks.defer_stop(stopped):

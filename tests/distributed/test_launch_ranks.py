@@ -398,16 +398,15 @@ def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:
     import inspect
 
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     assert "self._remaining_restarts > 0" in inspect.getsource(SimpleElasticAgent)
-    assert list(inspect.signature(LocalElasticAgent._start_workers).parameters) == [
+    assert list(inspect.signature(SimpleElasticAgent._start_workers).parameters) == [
         "self",
         "worker_group",
     ]
-    source = inspect.getsource(LocalElasticAgent)
-    for use in ("self._pcontext.wait(0)", "self._pcontext.pids()", "self._pcontext.close("):
-        assert use in source
+    source = inspect.getsource(SimpleElasticAgent)
+    for method in ("_monitor_workers", "_stop_workers", "_shutdown", "_exit_barrier"):
+        assert f"self.{method}(" in source
 
 
 TOGETHER = """

@@ -391,7 +391,7 @@ def main() -> None:
     tempfile.tempdir = None  # which they have asked for
     usual_modules = {*sys.modules}
 
-    import torch.distributed.elastic.agent.server.local_elastic_agent
+    import torch.distributed.elastic.agent.server.api
     import torch.distributed.elastic.rendezvous
 
     assert torch

@@ -48,7 +48,7 @@ class Run:
             grace=grace,
             remote_failure=lambda: self.elsewhere,
         )
-        made.local_ranks[7] = 0
+        made.pids[0] = 7
         made.handles[0] = SimpleNamespace(send=self.send, close=nothing)  # type: ignore[assignment]
         self.ranks = made
 
