@@ -26,6 +26,7 @@ class GlobalBatch(NamedTuple):
     full: int = 0  # in a full batch on the same number of ranks
     rank_sizes: tuple[int, ...] = ()  # per rank with samples; empty if all are equal
     repeated: int = 0  # at the end of this rank's samples, if it reads its own data
+    is_last: bool = False  # if the source knows it; see `BatchSource.reads_ahead`
 
     def of_rank(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Return a rank's total and distinct sample counts; repeated samples come last."""

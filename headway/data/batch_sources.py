@@ -54,8 +54,7 @@ class BatchSource:
     """
 
     reads = True  # whether this rank loads samples
-    lookahead: Any = None  # an object with `has_more`, if known before loading
-    has_more = False
+    reads_ahead = True  # whether the last batch is only detected by reading one batch ahead
 
     def __init__(self, loader: Any, division: Division) -> None:
         self.loader = changed(loader) if is_plain(loader) else loader  # the loader to read
@@ -110,6 +109,8 @@ def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts
 class MapSource(BatchSource):
     """Reads a map-style dataset. All ranks draw the same indices, and each loads its own part."""
 
+    reads_ahead = False
+
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
         self._is_checked = division.num_ranks == 1 or division.reads_all
@@ -117,7 +118,6 @@ class MapSource(BatchSource):
         # out-of-order batches would differ between ranks
         options = {} if division.num_ranks == 1 else {"in_order": True}
         self.loader = changed(loader, **{self._name: self._indices}, **options)
-        self.lookahead = None if loader.num_workers else self._indices
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
         self._indices.iteration = iteration
@@ -183,7 +183,6 @@ class Indices:
     """
 
     iteration: LoaderIteration  # for the next `iter()`, which torch calls twice with workers
-    has_more = False  # whether another round follows
     first: Any = None  # rank 0's indices in the latest iteration's first round
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
@@ -211,9 +210,9 @@ class Indices:
         following = next(batches, None)
         while (one := following) is not None:
             following = next(batches, None)
-            self.has_more = following is not None
             samples = len(one) if is_batched else 1
-            given.append(usual if samples == size else GlobalBatch(samples, samples, size))
+            batch = usual if samples == size else GlobalBatch(samples, samples, size)
+            given.append(batch if following is not None else batch._replace(is_last=True))
             yield one if to_load is None else to_load(one)
 
     def _ahead(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
@@ -222,8 +221,8 @@ class Indices:
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
-            self.has_more = following is not None
             parts = slices[own]
+            batch = batch._replace(is_last=following is None)
             given.extend([batch] * (len(parts) or 1))
             for part in (slices[0], *parts) if is_first else parts:
                 indices = samples[part] if self._is_batched else samples[part][0]
@@ -322,7 +321,7 @@ class PreshardedSource(BatchSource):
         own = Division()
         self._source = BatchSource(loader, own) if order is None else MapSource(loader, order, own)
         self.loader = self._source.loader
-        self.lookahead = None if self._source.lookahead is None else self
+        self.reads_ahead = self._source.reads_ahead
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
         self._sampler, self._is_compared = distributed_sampler_of(loader), False
@@ -363,16 +362,14 @@ class PreshardedSource(BatchSource):
         taken, first = iteration.start.taken.batches, NoBatch
         length, num_repeated = len(self.loader) if self._repeats else 0, 0
         for number in count(taken + 1):
-            batch, _ = next(items, (NoBatch, None))
+            batch, read = next(items, (NoBatch, None))
             size = new = 0 if batch is NoBatch else size_of(batch)
             if number == length:
                 new -= self._repeats
-            has_more = getattr(self._source.lookahead, "has_more", False)
-            own = f"{new} {batch is not NoBatch:d} {has_more:d}"
+            own = f"{new} {read is not None:d} {read is None or read.is_last:d}"
             lines = call_barrier(LOOP, own) or [own] * self._num_ranks
             rows = [map(int, line.split()) for line in lines]
-            rank_sizes, have_batches, have_more = zip(*rows, strict=True)
-            self.has_more = any(have_more)
+            rank_sizes, have_batches, are_last = zip(*rows, strict=True)
             if not any(have_batches):
                 return
             num_repeated += not all(have_batches)
@@ -385,7 +382,8 @@ class PreshardedSource(BatchSource):
                 first = self._first(iteration) if first is NoBatch else first
                 batch, size = first, size_of(first)
             total = sum(rank_sizes)
-            yield batch, GlobalBatch(total, total, self._full, rank_sizes, size - new)
+            is_last = all(are_last)
+            yield batch, GlobalBatch(total, total, self._full, rank_sizes, size - new, is_last)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -402,8 +400,8 @@ class DispatchedSource(BatchSource):
 
     def __init__(self, source: BatchSource, rank: int, num_ranks: int) -> None:
         self._source, self.loader = source, source.loader
-        self.lookahead = None if source.lookahead is None else self
-        self.reads, self._num_ranks = rank == 0, num_ranks
+        self.reads, self.reads_ahead = rank == 0, source.reads_ahead
+        self._num_ranks = num_ranks
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
         return self._received(self._source.rounds(iteration) if self.reads else iter(()))
@@ -416,12 +414,11 @@ class DispatchedSource(BatchSource):
                 parts, batch = next(rounds, ([], None))
                 ready = [for_each_tensor(torch.Tensor.cpu, part) for part in parts]
                 ready += [NoBatch] * (self._num_ranks - len(ready))
-                has_more = getattr(self._source.lookahead, "has_more", False)
-                sent = [(part, batch, has_more) for part in ready]
+                sent = [(part, batch) for part in ready]
             call_barrier(LOOP)
             received: list[Any] = [None]
             dist.scatter_object_list(received, sent)
-            part, batch, self.has_more = received[0]
+            part, batch = received[0]
             if batch is None:
                 return
             yield part, batch

@@ -53,46 +53,39 @@ class Division(NamedTuple):
     def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
         """Divide a round of batches with `size` samples each; 0 means that the sizes vary."""
         samples = list(chain.from_iterable(batches))
-        if not self.even or (not size and len(batches) == self.num_ranks):
-            return ShardedBatch(samples, *_by_batch(tuple(map(len, batches)), self.num_ranks, size))
-        return self.of_samples(samples, size * self.num_ranks)
+        if self.even and (size or len(batches) < self.num_ranks):
+            return self.of_samples(samples, size * self.num_ranks)
+        sizes = tuple(map(len, batches))
+        return ShardedBatch(samples, *_cut(sizes, self.num_ranks, len(samples), size * len(sizes)))
 
     def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
         """Divide a round of samples; a full round has `full` samples."""
-        divided = _evenly if self.even else _unevenly
-        slices, batch = divided(len(samples), self.num_ranks, full)
+        slices, batch = _divided(len(samples), self.num_ranks, full, self.even)
         if batch.padded > batch.samples:  # repeat the first samples
             samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
         return ShardedBatch(samples, slices, batch)
 
 
 @lru_cache(maxsize=64)  # nearly all rounds have the same size
-def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
-    size = -(-samples // num_ranks)
-    return _slices((size,) * num_ranks), GlobalBatch(samples, size * num_ranks, full)
-
-
-@lru_cache(maxsize=64)
-def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Assign each rank in turn its share of a full round, until no samples are left."""
+def _divided(
+    samples: int, num_ranks: int, full: int, even: bool
+) -> tuple[tuple[slice, ...], GlobalBatch]:
+    """Divide evenly, or assign each rank in turn its part of a full round while samples remain."""
+    if even:
+        return _cut((-(-samples // num_ranks),) * num_ranks, num_ranks, samples, full)
     size = -(-full // num_ranks)
     sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
-    return _by_batch(sizes, num_ranks, size)
+    return _cut(sizes, num_ranks, samples, size * len(sizes))
 
 
-@lru_cache(maxsize=64)
-def _by_batch(
-    sizes: tuple[int, ...], num_ranks: int, size: int
+def _cut(
+    sizes: tuple[int, ...], num_ranks: int, samples: int, full: int
 ) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Assign one batch to each rank; `size` is the usual batch size."""
-    is_even = len(sizes) == num_ranks and len(set(sizes)) == 1
-    batch = GlobalBatch(sum(sizes), sum(sizes), size * len(sizes), () if is_even else sizes)
-    return _slices(sizes), batch
-
-
-def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
-    ends = tuple(accumulate(sizes))
-    return tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
+    """Return slices of these sizes, and their global batch with `samples` distinct samples."""
+    ends = accumulate(sizes)
+    slices = tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
+    is_even = len(sizes) == num_ranks and len({*sizes}) == 1
+    return slices, GlobalBatch(samples, sum(sizes), full, () if is_even else sizes)
 
 
 def samples_in(batch: Any) -> int:

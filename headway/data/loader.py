@@ -69,8 +69,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     the same state on all ranks; samplers without one must draw the same order from their own seed.
     A stream (`IterableDataset`) is split by its shards if possible; otherwise, every rank reads the
     entire stream. In the first iteration, the ranks check that their data are the same, unless the
-    data are `already_sharded`. Streams and loaders with workers are read one batch ahead to detect
-    the last batch, so one more batch has been read after a `break`.
+    data are `already_sharded`. Streams are read one batch ahead to detect the last batch, so one
+    more batch has been read after a `break`.
 
     With `dispatch_batches`, and for a loader that overrides `__iter__`, only rank 0 reads the data,
     and it sends each rank its batches. Batches of an overridden `__iter__` keep their sizes. If
@@ -181,7 +181,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         try:
             requests[epochs] = current
             state["end_of_dataloader"] = False
-            items, lookahead = self._begin_reading(current)
+            items, reads_ahead = self._begin_reading(current), self._batch_source.reads_ahead
             if progress.is_watched:
                 progress.clock.enter(DATA)
                 workers = getattr(self, "num_workers", None)  # not every loader is a DataLoader
@@ -189,15 +189,14 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             following = next(items, None)
             while following is not None:
                 batch, global_batch = following
-                if lookahead is not None:
-                    has_more = lookahead.has_more
-                else:
+                is_last = global_batch.is_last
+                if reads_ahead:
                     if progress.is_watched:
                         progress.clock.enter(DATA)
                     if stream is not None:
                         current.stream = copy.deepcopy(stream.state_dict())
                     following = next(items, None)  # one batch ahead
-                    has_more = following is not None
+                    is_last = following is None
                 if progress.is_watched:
                     known = global_batch.samples // num_ranks
                     progress.begin_forward(known or samples_in(batch))
@@ -206,17 +205,17 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 current.rounds += 1
                 current.samples += global_batch.samples
                 current.seen = progress.num_trained
-                if not has_more:
+                if is_last:
                     state["end_of_dataloader"] = current.is_complete = True
                 if batch is not NoBatch:
-                    loop.begin_batch(global_batch, is_last=not has_more)
+                    loop.begin_batch(global_batch, is_last=is_last)
                     if device is not None and not is_on(batch, device):
                         batch = send_to_device(batch, device, non_blocking=self._overlaps)
                     yield batch
                     if run.checkpoint.action is not None:
                         run.checkpoint.on_request(current)
                     requests[epochs] = current
-                if lookahead is not None:
+                if not reads_ahead:
                     if progress.is_watched:
                         progress.clock.enter(DATA)
                     following = next(items, None)
@@ -265,8 +264,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         if current.start.stream is not None and self.epochs.stream is not None:
             self.epochs.stream.load_state_dict(copy.deepcopy(current.start.stream))
 
-    def _begin_reading(self, current: LoaderIteration) -> tuple[Iterator[Item], Any]:
-        """Return the items of an iteration, and the `lookahead` of their source."""
+    def _begin_reading(self, current: LoaderIteration) -> Iterator[Item]:
+        """Return the items of an iteration; if its start position has a checksum, compare it."""
         start, source = current.start, self._batch_source
         with starting_workers(self._proxied):
             items = source.begin(current)
@@ -276,7 +275,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
             if current.checksum != start.checksum and source.reads:
                 self.run.report(_OTHER_ORDER.format(taken))
-        return items, source.lookahead
+        return items
 
     def _report_dropped(self) -> None:
         """Log that `drop_last` drops all batches, although a single process would have some."""
