@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
-from headway.data.division import Division, Offset, ShardedBatch, samples_in
+from headway.data.division import Division, ShardedBatch, samples_in
 from headway.data.epochs import LoaderIteration
 from headway.data.generators import preserve_generators
 from headway.data.order import Draws, SampleOrder
@@ -94,13 +94,14 @@ class BatchSource:
         items = self.opened(iteration)
         if is_plain(self.loader) and self.loader.num_workers:
             return items
-        given = iteration.start.taken.batches - iteration.reread.batches
-        return iteration.owner.draws.each(items, iteration.start, given // num_batches)
+        start, owner = iteration.start, iteration.owner
+        given = (start.taken - iteration.reread) // owner.unit
+        return owner.draws.each(items, start.epoch, given // num_batches)
 
 
 def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
     """Reread and drop the first rounds; if the start position has a checksum, compute theirs."""
-    for parts, _ in islice(rounds, iteration.reread.batches // iteration.owner.num_batches):
+    for parts, _ in islice(rounds, iteration.reread // iteration.owner.per_round):
         if iteration.start.checksum:
             iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
     yield from rounds
@@ -204,7 +205,7 @@ class Indices:
 
     def _alone(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of a single rank without the cost of dividing them."""
-        batches = self._order.draw(iteration.start, iteration.sums)
+        batches = self._order.draw(iteration)
         size, to_load, is_batched = self._size, self._order.loading(), self._is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
@@ -234,7 +235,7 @@ class Indices:
 
     def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
         num_ranks = self._division.num_ranks
-        drawn = self._order.draw(iteration.start, iteration.sums, num_ranks)
+        drawn = self._order.draw(iteration, num_ranks)
         if self._order.counts_samples:
             return map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
         return self._merged(drawn)
@@ -359,7 +360,7 @@ class PreshardedSource(BatchSource):
             )
 
     def _with_others(self, items: Iterator[Item], iteration: LoaderIteration) -> Iterator[Item]:
-        taken, first = iteration.start.taken.batches, NoBatch
+        taken, first = iteration.start.taken // iteration.owner.unit, NoBatch
         length, num_repeated = len(self.loader) if self._repeats else 0, 0
         for number in count(taken + 1):
             batch, read = next(items, (NoBatch, None))
@@ -391,7 +392,7 @@ class PreshardedSource(BatchSource):
     def _first(self, iteration: LoaderIteration) -> Any:
         """Return the epoch's first batch, for a run that resumes at the end of this rank's data."""
         again = copy.copy(iteration)
-        again.start = iteration.start._replace(taken=Offset())
+        again.start = iteration.start._replace(taken=0)
         return next(self._source.begin(again), (NoBatch, None))[0]
 
 

@@ -13,13 +13,6 @@ from headway.data.active_loader import GlobalBatch
 from headway.distributed.nested import leaves
 
 
-class Offset(NamedTuple):
-    """The number of batches and samples that all ranks together have received from a loader."""
-
-    batches: int = 0
-    samples: int = 0  # 0 if the batch size is unknown
-
-
 class ShardedBatch(NamedTuple):
     """The samples (or indices) of a global batch, and each rank's slice of them."""
 

@@ -6,7 +6,6 @@ import copy
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from headway.data.division import Offset
 from headway.data.order import Draws, StartPosition
 from headway.data.script_loaders import is_of_datasets
 
@@ -22,6 +21,8 @@ class LoaderIteration:
         self.depth = depth  # number of enclosing iterations over its loader
         self.line = line  # line of the script that created its iterator
         self.ordinal = 0  # number in an epoch of `run.epochs`; 0 if nested
+        self.is_new = owner.draws.seed is None  # whether the loader's order has not been drawn yet
+        self.first = start.first  # see `StartPosition`
         self.rounds = self.samples = 0  # global batches yielded to the script, and samples in them
         self.is_complete = False  # whether the last batch was yielded
         self.is_exhausted = False  # whether the script requested a batch after the last
@@ -36,17 +37,20 @@ class LoaderIteration:
         self.generators: list[Any] | None = None
 
     @property
-    def reread(self) -> Offset:
-        """The number of batches and samples to reread; 0 if the dataset's state is restored."""
-        return self.start.taken if self.start.stream is None else Offset()
+    def reread(self) -> int:
+        """How much of `start.taken` to reread; 0 if the dataset's state is restored."""
+        return self.start.taken if self.start.stream is None else 0
+
+    @property
+    def taken(self) -> int:
+        """`StartPosition.taken` after the batches yielded so far."""
+        return self.start.taken + self.rounds * self.owner.per_round
 
     @property
     def next_epoch(self) -> StartPosition:
-        owner, start = self.owner, self.start
-        first = owner.draws.first if start.is_new else start.first
-        given = min(start.taken.batches + self.rounds * owner.num_batches, len(self.sums))
-        before = (given, self.sums[given - 1], first) if given else None
-        return StartPosition(start.epoch + 1, depth=self.depth, before=before)
+        given = min(self.taken // self.owner.unit, len(self.sums))
+        before = (given, self.sums[given - 1], self.first) if given else None
+        return StartPosition(self.start.epoch + 1, depth=self.depth, before=before)
 
 
 class Epochs:
@@ -56,6 +60,8 @@ class Epochs:
         self.run, self.draws = run, draws
         self.num_batches = num_batches  # batches of the script's loader per global batch
         self.batch_size = batch_size  # samples in each; 0 if unknown
+        self.unit = batch_size or 1  # of `StartPosition.taken` in a batch
+        self.per_round = num_batches * self.unit  # in a global batch
         self.stream: Any = None  # a dataset with `state_dict()`
         self.next_start = StartPosition()  # of the next iteration
         self.has_trained = False  # whether any epoch has trained, including earlier runs
@@ -64,7 +70,7 @@ class Epochs:
         self.over: list[int] = []  # ordinals of those that were completed
         self._samples = 0  # in completed epochs
         self._is_left_within = False  # whether the latest epoch ended early
-        self._left_after = 0  # batches in the latest epoch that ended early
+        self._left_after = 0  # `taken` at the end of the latest epoch that ended early
         self._num_compared = 2  # epochs ended early since resuming within one
 
     def end(self, iteration: LoaderIteration, *, is_with_others: bool) -> None:
@@ -73,13 +79,12 @@ class Epochs:
         self._samples += iteration.samples
         if iteration.ordinal:
             self.over.append(iteration.ordinal)
-        taken = iteration.start.taken.batches
-        if (taken and self._left_after) or not (iteration.is_exhausted or is_with_others):
-            left_after = taken + iteration.rounds * self.num_batches
-            if self._num_compared < 2 and self._left_after not in (0, left_after):
+        is_resumed = iteration.start.taken and self._left_after
+        if is_resumed or not (iteration.is_exhausted or is_with_others):
+            if self._num_compared < 2 and self._left_after not in (0, iteration.taken):
                 self.run.report(_LEFT)  # the script counts batches itself
             self._num_compared += 1
-            self._left_after = left_after
+            self._left_after = iteration.taken
 
     @property
     def stream_state(self) -> Any:
@@ -103,7 +108,7 @@ class Epochs:
         self.next_start, self._samples = start, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
         self.leads, self.over = position["leads"], [*position["over"]]
-        self._num_compared = 0 if start.taken.batches else 2
+        self._num_compared = 0 if start.taken else 2
 
     @property
     def current(self) -> LoaderIteration | None:
@@ -130,28 +135,20 @@ class Epochs:
         current = self.current
         return self._samples + (0 if current is None else current.samples)
 
-    def offset_after(self, rounds: int) -> Offset:
-        """Convert a number of global batches to an offset in the script's loader."""
-        batches = rounds * self.num_batches
-        return Offset(batches, batches * self.batch_size)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position from which a run resumes."""
         current, start = self.current, self._resume_start
         if current is not None and not current.is_complete:
-            taken, since = start.taken, self.offset_after(current.rounds)
-            given = Offset(taken.batches + since.batches, taken.samples + since.samples)
-            sums = [0, *current.sums[given.batches - 1 : given.batches]]
-            first = self.draws.first if start.is_new else start.first
-            checksum = sums[-1] or current.checksum
-            stream, depth = current.stream, current.depth
-            start = StartPosition(start.epoch, given, checksum, first, stream, depth=depth)
+            taken, number = current.taken, current.taken // self.unit
+            checksum = [current.checksum, *current.sums[number - 1 : number]][-1]
+            own = current.first, current.stream, current.depth
+            start = StartPosition(start.epoch, taken, checksum, *own)
         elif self.stream is not None and start.stream is None:
             start = start._replace(stream=self.stream_state)
             if start.stream is None and not is_of_datasets(self.stream):
                 self.run.report(_LEFT_STREAM)
         return {
-            "place": [*start._replace(taken=[*start.taken])],  # type: ignore[arg-type]
+            "place": [*start],
             "samples": self.samples,
             "has_trained": self.has_trained,
             "left_after": self._left_after,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from headway.data.configuration import (
     check_shardable,
     with_batches_of_ranks,
 )
-from headway.data.division import Division, Offset, samples_in
+from headway.data.division import Division, samples_in
 from headway.data.epochs import Epochs, LoaderIteration
 from headway.data.generators import Generators, mixed
 from headway.data.loader_set import LoaderSet
@@ -227,7 +226,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             loop.end()
         if current.rounds or self._skipped:
             return
-        if current.start.taken.batches:
+        if current.start.taken:
             epochs.next_start = current.next_epoch  # the epoch had no batches left
             yield from self._batches(line)
         else:
@@ -237,25 +236,24 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
 
     def _begin(self, line: str) -> LoaderIteration:
         """Start the next iteration, and call `set_epoch()` on the sources that have it."""
-        skipped = self.epochs.offset_after(self._skipped) if self._skipped else None
-        current = self.run.begin(self.epochs, skipped, line)
+        current = self.run.begin(self.epochs, self._skipped * self.epochs.per_round, line)
         start = current.start
-        if not any(start.taken):  # the stream's state is that of the previous epoch
+        if not start.taken:  # the stream's state is that of the previous epoch
             self._load_stream(current)
         self._call_set_epoch(start.epoch)
-        if any(start.taken):
+        if start.taken:
             self._load_stream(current)
         if not self._is_map and self.epochs.stream is None:
             current.generators = self._own.states()
             if current.depth and current.generators:  # an open iteration draws from them, too
                 self.run.report(_STREAM_NOTE)
-        if start.is_new and not self._is_map:
+        if current.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
-            self._seeds.begin_epoch(start.epoch, 0 if current.reread.batches else max(start.taken))
+            self._seeds.begin_epoch(start.epoch, start.taken - current.reread)
         if getattr(self._batch_source.loader, "_iterator", None) is not None and start.epoch:
             self._report_persistent_workers()  # that an earlier iteration has started
-        if self._is_plain and not start.is_new:
+        if self._is_plain and not current.is_new:
             number = mixed(self.draws.seed or 0, start.epoch, self._division.rank + 2)
             vars(self._batch_source.loader)["generator"] = torch.Generator().manual_seed(number)
         return current
@@ -270,7 +268,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         with starting_workers(self._proxied):
             items = source.begin(current)
         if start.checksum:
-            items, taken = chain([*islice(items, 1)], items), start.taken.batches  # read again
+            items = chain([*islice(items, 1)], items)  # read again
+            taken = start.taken // self.epochs.unit
             if self._is_map:
                 current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
             if current.checksum != start.checksum and source.reads:
@@ -324,7 +323,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         at_begin = None if current is None or current.is_complete else current.generators
         init = getattr(self._read, "worker_init_fn", None)
         is_persistent = getattr(self._proxied, "persistent_workers", False)
-        is_within = is_persistent or _saved_start(saved).taken.batches  # workers would continue
+        is_within = is_persistent or StartPosition(*saved["place"]).taken  # workers would continue
         if is_within and isinstance(init, ShieldedWorker) and init.has_drawn:
             self.run.report(_DRAWN_IN_WORKERS)
         if is_persistent:
@@ -342,10 +341,11 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
 
     def require_position(self, position: dict[str, Any], where: str) -> bool:
         """Check that data and batches match `position`; return whether it is within an epoch."""
-        start, seed = _saved_start(position), None if self._seeds is None else self._seeds.seed
-        if not start.taken.batches:
+        start = StartPosition(*position["place"])
+        if not start.taken:
             return False
-        together, same = self.epochs.num_batches, "prepare the same loader"
+        seed = None if self._seeds is None else self._seeds.seed
+        same = "prepare the same loader"
         facts: list[tuple[str, Any, Any, str]] = [
             ("seed", position["seed"], seed, f"pass Accelerator(seed={position['seed']})"),
             ("number of ranks", position["ranks"], self.data_shards, "use the same number"),
@@ -353,11 +353,12 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         if start.stream is None:
             facts.append(("number of samples", position["length"], len_of(self._data), same))
             is_same = not self._is_map and 0 < self.total_batch_size == position["total"]
-            if not (is_same or self.draws.counts_samples):
+            if not (is_same or (self.draws.counts_samples and position["size"])):
                 facts.append(("batch size", position["size"], self.epochs.batch_size, same))
-                if not self._is_map and start.taken.batches % together:
+                if not self._is_map and start.taken % self.epochs.per_round:
                     what = "number of batches that the ranks read together"
-                    facts.append((what, f"a divisor of {start.taken.batches}", together, same))
+                    divisor = f"a divisor of {start.taken // self.epochs.unit}"
+                    facts.append((what, divisor, self.epochs.num_batches, same))
         for fact, saved, live, fix in facts:
             if saved != live:
                 raise CheckpointError(
@@ -380,21 +381,18 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
 
     def seek(self, position: dict[str, Any]) -> None:
         """Start the next iteration at a position that `require_position` has accepted."""
-        start = _saved_start(position)
+        start = StartPosition(*position["place"])
         if self._drops_rest(start):
             start = StartPosition(start.epoch + 1, depth=start.depth)
-        samples = start.taken.samples
-        if samples and not self._is_map:  # batches depend on the number of ranks
-            start = start._replace(taken=Offset(samples // self.epochs.batch_size, samples))
         if self.epochs.stream is None:
             start = start._replace(stream=None)
         self.epochs.resume(start, position)
         if position["order"] is not None:
             self.draws.seed = position["order"]
         self._own.restore(position["generators"])
-        if start.before is not None and not start.taken.batches and self._batch_source.reads:
+        if start.before is not None and not start.taken and self._batch_source.reads:
             self._draw_again(start.epoch - 1, *start.before)
-        is_read_again = not self._is_map and start.taken.batches and start.stream is None
+        is_read_again = not self._is_map and start.taken and start.stream is None
         if is_read_again and position["together"] != self.epochs.num_batches:
             self.run.report(_STREAM_NOTE)
             self.epochs.next_start = start._replace(checksum=0)
@@ -402,15 +400,15 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
         """Redraw an epoch from a custom sampler, because the sampler may count its epochs."""
         self._call_set_epoch(epoch)
-        sums = array("L")
-        for _ in islice(self.draws.draw(StartPosition(epoch, first=first), sums), batches):
+        again = LoaderIteration(self.epochs, StartPosition(epoch, first=first), 0, "")
+        for _ in islice(self.draws.draw(again), batches):
             pass
-        if not sums or sums[-1] != checksum:
+        if not again.sums or again.sums[-1] != checksum:
             self.run.report(_OTHER_ORDER.format(batches))
 
     def _drops_rest(self, start: StartPosition) -> bool:
         """Return whether the rest of the epoch is dropped because it is smaller than a batch."""
-        draws, taken = self.draws, start.taken.samples
+        draws, taken = self.draws, start.taken
         if not (draws.counts_samples and taken and draws.source.drop_last):
             return False
         return len(draws.source.sampler) - taken < self.total_batch_size
@@ -508,11 +506,6 @@ def _broadcast_states(states: list[Any]) -> list[Any]:
     with named_call(LOOP):
         agreed: list[Any] = broadcast_object_list([*states])
     return agreed
-
-
-def _saved_start(position: dict[str, Any]) -> StartPosition:
-    start = StartPosition(*position["place"])
-    return start._replace(taken=Offset(*start.taken))
 
 
 _STREAM_NOTE = (

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from headway.data.division import Offset
 from headway.data.epochs import Epochs, LoaderIteration
 from headway.data.order import StartPosition
 from headway.distributed.world import rank_and_size
@@ -127,7 +126,7 @@ class LoaderSet:
 
     # ------------------------------------------------------------------ iterations
 
-    def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> LoaderIteration:
+    def begin(self, owner: Epochs, skipped: int, line: str) -> LoaderIteration:
         """Start an iteration at the loader's position or, if it is nested, at the epoch's start.
 
         Until the first training step, each iteration also restores the saved generator states.
@@ -140,11 +139,9 @@ class LoaderSet:
             start = StartPosition(outer[-1].start.epoch)
         elif len(outer) == len(self.open) and not self.has_trained:
             self._restore()
-        if skipped is not None:  # the script skips batches
+        if skipped:  # by the script
             stream = start.stream if skipped == start.taken else None
             start = start._replace(taken=skipped, checksum=0, stream=stream)
-        if owner.draws.seed is None:
-            start = start._replace(is_new=True)
         self.has_begun = True
         new = LoaderIteration(owner, start, len(outer), line)
         if self.is_outermost:

@@ -7,31 +7,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from itertools import chain, count, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from headway.data.division import Offset
 from headway.data.generators import Generators
 from headway.data.script_loaders import source_of
 from headway.data.seeds import SampleSeeds, SeededIndices, numbered
+
+if TYPE_CHECKING:
+    from headway.data.epochs import LoaderIteration
 
 _END = object()
 SyncStates = Callable[[list[Any]], list[Any]]
 
 
 class StartPosition(NamedTuple):
-    """The start of an iteration: its epoch, and the batches to skip."""
+    """The start of an iteration: its epoch, and the samples to skip."""
 
     epoch: int = 0
-    taken: Offset = Offset()
+    taken: int = 0  # samples of all ranks; batches, if their size is unknown
     checksum: int = 0  # of the taken batches
     # generator states of the loader's first iteration; None: draws depend on seed and epoch only
     first: Sequence[Any] | None = None
     stream: Any = None  # the dataset's state after the taken batches
-    is_new: bool = False  # this is the first iteration
     depth: int = 0  # number of enclosing iterations over the loader when the epoch began
     before: tuple[int, int, Any] | None = None  # batches, checksum and `first` of the last epoch
 
@@ -60,26 +61,26 @@ class Draws:
     ) -> None:
         self.generators = Generators(owners, only_torch=only_torch)
         self.seed = seed
-        self.first: Sequence[Any] | None = None  # of the first iteration, once drawn
         self._sync = sync
 
-    def at(self, start: StartPosition, number: int) -> AbstractContextManager[None]:
-        """Seed the generators for draw `number` of an iteration; restore them after the block."""
-        if number or (start.first is None and not start.is_new):
-            return self.generators.seeded(self.seed or 0, start.epoch, number)
-        return self._as_first(start)
+    def at_start(self, iteration: LoaderIteration) -> AbstractContextManager[None]:
+        """Set the generators to their states at the start of an epoch; restore them on exit."""
+        if iteration.is_new or iteration.first is not None:
+            return self._as_first(iteration)
+        return self.generators.seeded(self.seed or 0, iteration.start.epoch, 0)
 
     @contextmanager
-    def _as_first(self, start: StartPosition) -> Iterator[None]:
+    def _as_first(self, iteration: LoaderIteration) -> Iterator[None]:
         """Set the generators to their states at the start of the first iteration.
 
         If that iteration is not resumed, rank 0's generators keep the advanced states afterwards.
         """
         before = self.generators.states()
-        first = self.begin_first(before) if start.is_new else start.first
-        is_own = start.is_new and self.seed == _number_of(before, self.generators)
+        if iteration.is_new:
+            iteration.first = self.begin_first(before)
+        is_own = iteration.is_new and self.seed == _number_of(before, self.generators)
         if not is_own:
-            self.generators.restore(first or ())
+            self.generators.restore(iteration.first or ())
         try:
             yield
         finally:
@@ -87,16 +88,15 @@ class Draws:
                 self.generators.restore(before)
 
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
-        """Record rank 0's generator states as those of the first iteration."""
-        self.first = first = self._sync(states)
+        """Derive the seed from rank 0's generator states, and return these."""
+        first = self._sync(states)
         self.seed = _number_of(first, self.generators)
         return first
 
-    def each(self, items: Iterator[Any], start: StartPosition, number: int) -> Iterator[Any]:
+    def each(self, items: Iterator[Any], epoch: int, number: int) -> Iterator[Any]:
         """Yield items, and seed the generators for each of them."""
-        start = start._replace(first=None, is_new=False)
         for each in count(number):
-            with self.at(start, each):
+            with self.generators.seeded(self.seed or 0, epoch, each):
                 item = next(items, _END)
             if item is _END:
                 return
@@ -128,24 +128,24 @@ class SampleOrder(Draws):
         self.counts_samples = self.is_torchs and type(self.source) is BatchSampler
         self._samples = seeds
 
-    def draw(self, start: StartPosition, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
+    def draw(self, iteration: LoaderIteration, num_batches: int = 1) -> Iterator[Any]:
         """Return the remaining batches; if samples are counted, merge groups of `num_batches`.
 
-        For custom samplers, the running checksum of the batches is appended to `sums`.
+        For custom samplers, the running checksum of the batches is appended to `iteration.sums`.
         """
-        taken, seeds, source = start.taken, self._samples, self.source
-        if self.counts_samples and (taken.samples or num_batches > 1):
-            samples = self._drawn(source.sampler, start)
+        taken, seeds, source = iteration.start.taken, self._samples, self.source
+        if self.counts_samples and (taken or num_batches > 1):
+            samples = self._drawn(source.sampler, iteration)
             if seeds is not None:
                 samples = numbered(samples, is_batched=False)
-            rest: Any = islice(samples, taken.samples, None)
+            rest: Any = islice(samples, taken, None)
             return iter(BatchSampler(rest, num_batches * source.batch_size, source.drop_last))
-        batches = self._drawn(source, start)
+        batches = self._drawn(source, iteration)
         if not self.is_torchs:
-            batches = _summed(batches, sums)
+            batches = _summed(batches, iteration.sums)
         if seeds is not None:
             batches = numbered(batches, is_batched=self.yields_lists)
-        return islice(batches, taken.batches, None)
+        return islice(batches, taken // iteration.owner.unit, None)
 
     def loading(self) -> Callable[[Any], Any] | None:
         """Return a function that adds seeds to indices, or None if there are no seeds."""
@@ -158,12 +158,14 @@ class SampleOrder(Draws):
             return lambda drawn: SeededIndices([([i for i, _ in drawn], drawn[0][1])], key, True)
         return lambda drawn: SeededIndices([drawn], key, True)
 
-    def _drawn(self, source: Iterable[Any], start: StartPosition) -> Iterator[Any]:
-        """Iterate over a source, after restoring the generators to the start position."""
-        with self.at(start, 0):
+    def _drawn(self, source: Iterable[Any], iteration: LoaderIteration) -> Iterator[Any]:
+        """Iterate over a source, after restoring the generators to the start of the epoch."""
+        with self.at_start(iteration):
             items = iter([*source] if self._draws_later else source)
             first = [*islice(items, 1)]
-        return chain(first, items if self.is_torchs else self.each(items, start, 1))
+        if not self.is_torchs:
+            items = self.each(items, iteration.start.epoch, 1)
+        return chain(first, items)
 
 
 def _summed(batches: Iterator[Any], sums: array[int]) -> Iterator[Any]:

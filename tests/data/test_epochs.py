@@ -240,7 +240,7 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
         return {}
 
     position = left_after(2, prepared())
-    for before, at, count in ((2, 2, 1), (4, 2, 0), (2, 9, 1), (0, 9, 0)):  # 4 of 6, or all
+    for before, at, count in ((4, 2, 1), (8, 2, 0), (4, 9, 1), (0, 9, 0)):  # 8 of 12, or all
         loader = prepared()
         loader.seek(position | {"left_after": before})
         left_after(at, loader)

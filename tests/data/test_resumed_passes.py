@@ -402,7 +402,7 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
     for _ in loader:
         loader.run.progress.num_trained += 1
     assert (loader.epoch, loader.epochs.samples) == (1, SAMPLES)
-    assert loader.state_dict()["place"][:2] == [1, [0, 0]]
+    assert loader.state_dict()["place"][:2] == [1, 0]
 
 
 def test_a_look_within_a_pass_over_a_stream_with_generators_is_reported(capsys: Any) -> None:
