@@ -14,52 +14,42 @@ TYPE_CHECKING = False  # importing it from typing would take longer than all imp
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.compat.forwarding import replace_accelerate as replace_accelerate
-    from headway.data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
     from headway.data.loader import skip_first_batches as skip_first_batches
-    from headway.distributed.rng import synchronize_rng_states as synchronize_rng_states
-    from headway.distributed.world import (
-        DistributedType as DistributedType,
-        InitProcessGroupKwargs as InitProcessGroupKwargs,
-    )
     from headway.errors import HeadwayError as HeadwayError
-    from headway.memory import find_executable_batch_size as find_executable_batch_size
     from headway.notebook import (
         debug_launcher as debug_launcher,
         notebook_launcher as notebook_launcher,
     )
-    from headway.precision.precision import (
-        AutocastKwargs as AutocastKwargs,
-        GradScalerKwargs as GradScalerKwargs,
-    )
     from headway.state import PartialState as PartialState
-    from headway.strategies.ddp_settings import (
+    from headway.utils import (
+        AutocastKwargs as AutocastKwargs,
+        DataLoaderConfiguration as DataLoaderConfiguration,
         DDPCommunicationHookType as DDPCommunicationHookType,
         DistributedDataParallelKwargs as DistributedDataParallelKwargs,
-    )
-    from headway.strategies.sharding import (
+        DistributedType as DistributedType,
         FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+        GradScalerKwargs as GradScalerKwargs,
+        InitProcessGroupKwargs as InitProcessGroupKwargs,
+        ProfileKwargs as ProfileKwargs,
+        find_executable_batch_size as find_executable_batch_size,
+        synchronize_rng_states as synchronize_rng_states,
     )
-    from headway.training.profiling import ProfileKwargs as ProfileKwargs
 
+_IN_UTILS = (
+    *("AutocastKwargs", "DDPCommunicationHookType", "DataLoaderConfiguration"),
+    *("DistributedDataParallelKwargs", "DistributedType", "FullyShardedDataParallelPlugin"),
+    *("GradScalerKwargs", "InitProcessGroupKwargs", "ProfileKwargs"),
+    *("find_executable_batch_size", "synchronize_rng_states"),
+)
 _HOMES = {
     "Accelerator": "headway.accelerator",
-    "AutocastKwargs": "headway.precision.precision",
-    "DDPCommunicationHookType": "headway.strategies.ddp_settings",
-    "DataLoaderConfiguration": "headway.data.configuration",
-    "DistributedDataParallelKwargs": "headway.strategies.ddp_settings",
-    "DistributedType": "headway.distributed.world",
-    "FullyShardedDataParallelPlugin": "headway.strategies.sharding",
-    "GradScalerKwargs": "headway.precision.precision",
     "HeadwayError": "headway.errors",
-    "InitProcessGroupKwargs": "headway.distributed.world",
     "PartialState": "headway.state",
-    "ProfileKwargs": "headway.training.profiling",
     "debug_launcher": "headway.notebook",
-    "find_executable_batch_size": "headway.memory",
     "notebook_launcher": "headway.notebook",
     "replace_accelerate": "headway.compat.forwarding",
     "skip_first_batches": "headway.data.loader",
-    "synchronize_rng_states": "headway.distributed.rng",
+    **dict.fromkeys(_IN_UTILS, "headway.utils"),
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

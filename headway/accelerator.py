@@ -451,7 +451,7 @@ class Accelerator(Process):
             ...     with accelerator.trigger_sync_in_backward(model):
             ...         accelerator.backward(second)
         """
-        return self.parts.steps.trigger_sync_in_backward(model)
+        return self.parts.training.strategy.sync_in_backward(model)
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None = None

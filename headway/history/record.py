@@ -15,7 +15,7 @@ from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 from headway.ipc.paths import is_absent, read_plain
-from headway.ipc.records import OutputPath, StepStats
+from headway.ipc.records import DURATIONS, OutputPath, StepStats
 from headway.ipc.secrets import masked_text
 from headway.ipc.stderr import log
 from headway.ipc.typed import SchemaError, plain, read
@@ -26,10 +26,7 @@ MAX_TEXT = 2**15
 """Maximum number of characters in a report."""
 _LARGEST_LOSS = 1e100  # larger losses are stored as None
 _MOST_ROWS, _LEAST_ROWS = 600, 4  # rows of stats: maximum in total, minimum per rank
-_SUMMED = (  # fields to add up when rows are merged
-    *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
-    *("stolen_s", "samples"),
-)
+_SUMMED = ("num_steps", "samples", *DURATIONS)  # fields to add up when rows are merged
 
 
 TAIL_LINES = 200

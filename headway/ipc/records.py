@@ -124,9 +124,12 @@ class StepStats(NamedTuple):
 
     def empty_at(self, step: int, loss: float | None) -> StepStats:
         """Return a record of zero steps at the given position."""
-        spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
-        none: dict[str, Any] = dict.fromkeys(spent, 0.0)
+        none: dict[str, Any] = dict.fromkeys(DURATIONS, 0.0)
         return self._replace(**none, step=step, loss=loss, num_steps=0, samples=0)
+
+
+DURATIONS = ("seconds", *(name for name in StepStats._fields if name.endswith("_s")))
+"""The fields of `StepStats` that are durations."""
 
 
 class StatusReply(NamedTuple):

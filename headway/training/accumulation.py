@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -129,8 +129,6 @@ class Accumulation:
         """Apply the plugin's settings; keep the number of steps if its `num_steps` is None."""
         self.plugin = plugin
         self.steps = plugin.num_steps or self.steps
-        self._ends_with_loader = plugin.sync_with_dataloader
-        self.syncs_each_batch = plugin.sync_each_batch
 
     def reset(self) -> None:
         """Reset the count for all optimizers that use this accumulation."""
@@ -204,7 +202,7 @@ class Accumulation:
             numbers = [at for at, model in enumerate(prepared()) if not models or model in models]
             step = self._by_models[models] = self._step_of(",".join(map(str, numbers)))
         self.step = step
-        self.sync_gradients = step.begin(self.steps, self._ends_with_loader)
+        self.sync_gradients = step.begin(self.steps, self.plugin.sync_with_dataloader)
 
     def is_apart(self, number: int) -> bool:
         """Return whether a prepared model belongs only to other accumulation windows."""
@@ -249,15 +247,6 @@ class Accumulation:
                 yield
         finally:
             self._refuses_tokens = before
-
-    def refuse_step(self) -> NoReturn:
-        """Raise UsageError because gradients are not scaled by the token count yet."""
-        raise UsageError(
-            "optimizer.step() was called before the last backward(num_tokens=...) of the step",
-            where="the script's accelerator.accumulate(...)",
-            fix="call backward(num_tokens=...) in each micro-batch, on every rank",
-            code=Code.ACCUMULATION,
-        )
 
     def start_of_backward(
         self,

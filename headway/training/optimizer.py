@@ -33,6 +33,14 @@ def note_discarded(progress: Progress, owner: str) -> None:
         )
 
 
+def _of_optimizer(name: str) -> property:
+    """Return a property that reads and sets an attribute of the wrapped optimizer."""
+    return property(
+        lambda self: getattr(self.optimizer, name),
+        lambda self, value: setattr(self.optimizer, name, value),
+    )
+
+
 class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
     """Wraps the script's optimizer, and steps only when gradients are due.
 
@@ -108,7 +116,12 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         if not accumulation.sync_gradients:
             return None
         if accumulation.step.pending is not None:
-            accumulation.refuse_step()
+            raise UsageError(
+                "optimizer.step() was called before the last backward(num_tokens=...) of the step",
+                where="the script's accelerator.accumulate(...)",
+                fix="call backward(num_tokens=...) in each micro-batch, on every rank",
+                code=Code.ACCUMULATION,
+            )
         self.step_was_skipped = self._precision.step(self.optimizer, closure)
         accumulation.num_backward = 0
         if not self.step_was_skipped:
@@ -160,21 +173,8 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         """Whether the last `step()` was skipped because of accumulation or an fp16 overflow."""
         return self.step_was_skipped or not self._accumulation.sync_gradients
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
+    param_groups: Any = _of_optimizer("param_groups")
+    state: Any = _of_optimizer("state")
 
     def train(self) -> None:
         """Switch a schedule-free optimizer to train mode; a no-op for other optimizers."""

@@ -41,7 +41,7 @@ class Steps:
         """Accumulate the gradients of `loss` / gradient_accumulation_steps."""
         training = self.training
         accumulation, progress = training.accumulation, training.progress
-        is_last = accumulation.sync_gradients or accumulation.syncs_each_batch
+        is_last = accumulation.sync_gradients or accumulation.plugin.sync_each_batch
         if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
             if (strategy := training.strategy).shards:
@@ -97,26 +97,21 @@ class Steps:
                     fix="multiply the loss by the gradient, and pass num_tokens alone",
                     code=Code.CONTRADICTION,
                 )
-            return self._by_tokens(loss, num_tokens)
+            shards = self.training.strategy.shards
+            if shards and not runs_ahead([loss]):
+                call_barrier("backward(num_tokens=...)")
+            return accumulation.start_of_backward(
+                loss,
+                num_tokens,
+                self._parameters,
+                is_synced=shards or accumulation.plugin.sync_each_batch,
+            )
         if gradient is not None:
             return gradient / accumulation.steps
         if loss.numel() != 1:  # backward() will fail
             return None
         # bitwise equal to loss / steps; a new tensor, because backward functions may modify it
         return torch.full_like(loss, 1 / accumulation.steps, requires_grad=False)
-
-    def _by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
-        """Return the initial gradient for the backward pass of a sum over tokens."""
-        training = self.training
-        if training.strategy.shards and not runs_ahead([loss]):
-            call_barrier("backward(num_tokens=...)")
-        accumulation = training.accumulation
-        return accumulation.start_of_backward(
-            loss,
-            num_tokens,
-            self._parameters,
-            is_synced=training.strategy.shards or accumulation.syncs_each_batch,
-        )
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return the parameters of the models that are accumulated together."""
@@ -130,7 +125,7 @@ class Steps:
     def accumulate(self, models: tuple[torch.nn.Module, ...]) -> AbstractContextManager[Any]:
         accumulation = self.training.accumulation
         accumulation.begin_micro_batch(models, self._models)
-        if accumulation.sync_gradients or accumulation.syncs_each_batch:
+        if accumulation.sync_gradients or accumulation.plugin.sync_each_batch:
             return NULL_CTX
         strategy = self.training.strategy
         if len(models) == 1:
@@ -142,9 +137,6 @@ class Steps:
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self.training.accumulation.refusing_tokens(self.training.strategy.no_sync(model))
-
-    def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return self.training.strategy.sync_in_backward(model)
 
     @contextmanager
     def join_uneven_inputs(

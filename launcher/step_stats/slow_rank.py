@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from headway.ipc.records import StepStats
+from headway.ipc.records import DURATIONS, StepStats
 
 MIN_SHARE = 0.1  # of a step; a smaller delay is not reported
 _MIN_DELAY_S = 0.0005  # per step; a smaller delay is noise
@@ -86,12 +86,7 @@ def mean_step(records: Iterable[StepStats]) -> Times | None:
     if num_steps <= 0:
         return None
     return Times(
-        *(
-            sum(getattr(row, name) for row in taken) / num_steps
-            for name in (
-                *("seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s", "stolen_s"),
-            )
-        )
+        *(sum(getattr(row, name) for row in taken) / num_steps for name in DURATIONS),
     )
 
 

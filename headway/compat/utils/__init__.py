@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -34,21 +34,17 @@ def find_executable_batch_size(
 
     This is `headway.memory.find_executable_batch_size` with Accelerate's factor of 0.9.
     """
-    if function is None:
-        return partial(
-            find_executable_batch_size,
-            starting_batch_size=starting_batch_size,
-            reduce_batch_size_fn=reduce_batch_size_fn,
-        )
 
-    @wraps(function)
-    def attempt(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except RuntimeError as error:
-            if should_reduce_batch_size(error):
-                raise torch.OutOfMemoryError(str(error)) from error
-            raise
+    def decorate(function: Callable[..., Any]) -> Any:
+        @wraps(function)
+        def attempt(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except RuntimeError as error:
+                if should_reduce_batch_size(error):
+                    raise torch.OutOfMemoryError(str(error)) from error
+                raise
 
-    find: Any = find_by_halving
-    return find(attempt, starting_batch_size, reduce_batch_size_fn, factor=0.9)
+        return find_by_halving(attempt, starting_batch_size, reduce_batch_size_fn, factor=0.9)
+
+    return decorate if function is None else decorate(function)
