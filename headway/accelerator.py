@@ -175,8 +175,8 @@ class Accelerator(Process):
             reject_unsupported(unsupported, signature(Accelerator).parameters)
         arguments = self._accepted(given)
         setup = set_up_accelerator(arguments)
-        super().__init__(setup.world)
         training, project = setup.training, setup.project
+        super().__init__(training.world)
         preparer = self._preparer_type(
             training,
             setup.data,
@@ -186,7 +186,7 @@ class Accelerator(Process):
             seed=seed,
             forward_methods=forward_methods or (),
         )
-        tracking = Tracking(setup.world.is_main, arguments.log_with, project)
+        tracking = Tracking(self.is_main_process, arguments.log_with, project)
         began_at = setup.settings.run.began_at
         checkpoints = Checkpointer(training, project, began_at=began_at, run_ids=tracking.run_ids)
         self.parts = Parts(
@@ -198,7 +198,7 @@ class Accelerator(Process):
             Preemption(checkpoints, tracking, setup.settings, self.end_training),
             setup.handlers,
         )
-        self.state = share(setup.world, training.precision, setup.dynamo, setup.fsdp_plugin)
+        self.state = share(self.world, training.precision, setup.dynamo, setup.fsdp_plugin)
         self.gradient_state = share_accumulation(training.accumulation)
         log_overrides(setup, strategy)
 

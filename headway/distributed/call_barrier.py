@@ -277,8 +277,7 @@ class _CallBarriers:
             return [RankCall()] * self._size
         found = [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
         # a rank on this machine may have exited without a report, for example with os._exit()
-        left = [rank.has_left or bool(has_exited(rank.process)) for rank in found]
-        return [rank._replace(has_left=is_so) for rank, is_so in zip(found, left, strict=True)]
+        return [r._replace(has_left=r.has_left or bool(has_exited(r.process))) for r in found]
 
     def _exchange(self, mine: RankCall) -> list[RankCall]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]

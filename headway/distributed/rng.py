@@ -74,15 +74,14 @@ def synchronize_rng_states(
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
     """Convert `rng_types` to members of `RNGType`; None selects only the samplers' generators."""
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(kind) for kind in rng_types]
-    on_devices = [kind.value for kind in types if kind.value in KINDS]
-    missing = [device for device in on_devices if not kind_of(device).is_available()]
-    if missing:
-        raise UsageError(
-            f"rng_types contains {missing[0]!r}, but torch finds no GPU",
-            where="the script's Accelerator(rng_types=...)",
-            fix="omit it",
-            code=Code.NO_GPU,
-        )
+    for device in (kind.value for kind in types if kind.value in KINDS):
+        if not kind_of(device).is_available():
+            raise UsageError(
+                f"rng_types contains {device!r}, but torch finds no GPU",
+                where="the script's Accelerator(rng_types=...)",
+                fix="omit it",
+                code=Code.NO_GPU,
+            )
     return types
 
 

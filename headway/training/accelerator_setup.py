@@ -38,7 +38,7 @@ from headway.training.arguments import (
     merge_accumulation,
     merge_arguments,
     merge_compilation,
-    settings_in,
+    merge_sharing,
 )
 from headway.training.profiling import ProfileKwargs
 from headway.training.training import Training
@@ -58,7 +58,6 @@ _STOP = "accelerator.should_stop nor accelerator.checkpoint()"
 class AcceleratorSetup(NamedTuple):
     """The result of `set_up_accelerator`."""
 
-    world: World
     training: Training
     data: DataLoaderConfiguration
     project: ProjectConfiguration
@@ -76,7 +75,15 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     accumulation = merge_accumulation(
         given.gradient_accumulation_steps, given.gradient_accumulation_plugin
     )
-    settings = merge_arguments(read_run(), cpu=given.cpu, **settings_in(given, accumulation))
+    settings = merge_arguments(
+        read_run(),
+        cpu=given.cpu,
+        device=given.device,
+        mixed_precision=given.mixed_precision,
+        gradient_accumulation_steps=accumulation.num_steps,
+        resume=None if given.resume_from is None else os.fspath(given.resume_from),
+        **merge_sharing(given),
+    )
     run = settings.run
     group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if given.cpu or given.device is not None else shared_world()
@@ -122,7 +129,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
             activation_checkpointing=run.activation_checkpointing,
             cpu_offload=run.cpu_offload,
         )
-    return AcceleratorSetup(world, training, data, project, handlers, dynamo, shown, settings)
+    return AcceleratorSetup(training, data, project, handlers, dynamo, shown, settings)
 
 
 def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
@@ -143,7 +150,7 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
 
 def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> None:
     """Log overridden settings on rank 0; at the end of the script, log unused settings."""
-    settings, world, progress = setup.settings, setup.world, setup.training.progress
+    settings, world, progress = setup.settings, setup.training.world, setup.training.progress
     progress.note_use(accelerator=True)
     if (folder := setup.project.project_dir) is not None:
         progress.note_output_path(PROJECT, os.fspath(folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -117,18 +116,6 @@ def merge_arguments(
     ]
     merged = contract._replace(**passed)
     return EffectiveSettings(merged, frozenset(passed), tuple(filter(None, notes)))
-
-
-def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
-    """Return the arguments that are settings, named as in `RunContract`; None means omitted."""
-    resume = arguments.resume_from
-    return {
-        "device": arguments.device,
-        "mixed_precision": arguments.mixed_precision,
-        "gradient_accumulation_steps": accumulation.num_steps,
-        "resume": None if resume is None else os.fspath(resume),
-        **merge_sharing(arguments),
-    }
 
 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:

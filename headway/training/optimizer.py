@@ -156,17 +156,14 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         """Reset the gradients, unless they are accumulating."""
         accumulation = self._accumulation
         if accumulation.sync_gradients:
-            is_early = accumulation.num_backward and accumulation.step.is_fresh
-            if is_early and self._has_gradients:  # one backward pass of the step is missing
-                note_discarded(self._progress, "a prepared optimizer")
+            if accumulation.num_backward and accumulation.step.is_fresh:
+                groups = self.param_groups  # one backward pass of the step is missing
+                if any(p.grad is not None for group in groups for p in group["params"]):
+                    note_discarded(self._progress, "a prepared optimizer")
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
             accumulation.num_backward = 0
-
-    @property
-    def _has_gradients(self) -> bool:
-        return any(p.grad is not None for group in self.param_groups for p in group["params"])
 
     @property
     def is_withheld(self) -> bool:

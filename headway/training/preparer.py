@@ -190,6 +190,8 @@ class Preparer:
             if micro_batch is not None:
                 steps = self.training.accumulation.steps
                 micro_batch = micro_batch_of(micro_batch, strategy.data_size, steps)
+            # the states of samplers' generators are broadcast by the loader itself
+            types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
             prepared = PreparedDataLoader(
                 as_plain(loader),
                 strategy.data_rank,
@@ -197,14 +199,9 @@ class Preparer:
                 config=self._data,
                 micro_batch=micro_batch,
                 device=device,
-                before_iteration=self._before_iteration(),
+                before_iteration=partial(synchronize_rng_states, types) if types else None,
                 seed=self._seed,
                 run=self.training.run,
                 number=len(self.training.loaders),
             )
             self.training.remember(loader, prepared)
-
-    def _before_iteration(self) -> Callable[[], None] | None:
-        """Return a function that synchronizes RNG states except samplers'; None if not needed."""
-        types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
-        return partial(synchronize_rng_states, types) if types else None
