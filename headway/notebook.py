@@ -94,7 +94,6 @@ def notebook_launcher(
         with patch_environment(**{VARIABLE: encode(run)}):
             function(*args)
         return
-    _check_process(num_processes)
     port = 0 if str(use_port) == _ANY_PORT else int(use_port)
     _run_ranks(function, args, run, num_processes, port)
 
@@ -121,9 +120,7 @@ def debug_launcher(
         ...     assert Accelerator().gather(rank).tolist() == [0, 1]
         >>> debug_launcher(check, num_processes=2)
     """
-    _check_process(num_processes)
-    run = RunContract("cpu", "no", 1, origins={})
-    _run_ranks(function, args, run, num_processes)
+    _run_ranks(function, args, RunContract("cpu", "no", 1, origins={}), num_processes)
 
 
 def _check_process(num_processes: int) -> None:
@@ -150,6 +147,7 @@ def _run_ranks(
 ) -> None:
     from torch.distributed.elastic.multiprocessing.tail_log import TailLog  # slow to import
 
+    _check_process(count)
     flush_streams()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

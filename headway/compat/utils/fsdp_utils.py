@@ -18,6 +18,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from headway.compat.forwarding import forward
 from headway.distributed.call_barrier import call_barrier
 from headway.errors import CheckpointError, Code, UsageError
+from headway.strategies.compilation import is_peft_model
 
 if TYPE_CHECKING:
     from headway.checkpoint.training_state import SavedState
@@ -47,8 +48,6 @@ def save_fsdp_model(
     Raises:
         CheckpointError: A rank failed to save; an existing folder is unchanged.
     """
-    from headway.strategies.compilation import is_peft_model
-
     training = _only(accelerator, model)
     [inner] = training.inner_models
     weights = training.strategy.own_state_dict(inner)
@@ -73,8 +72,6 @@ def load_fsdp_model(
     Raises:
         CheckpointError: The checkpoint is missing, damaged or incompatible; the model is unchanged.
     """
-    from headway.strategies.compilation import is_peft_model
-
     training = _only(accelerator, model)
     [inner] = training.inner_models
     is_part = adapter_only and is_peft_model(inner)
