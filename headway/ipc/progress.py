@@ -87,12 +87,6 @@ class Progress:
         may_be_killed: returns whether the process can be killed without losing work; thread-safe.
     """
 
-    __slots__ = (
-        *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
-        *("feature_use", "output_paths", "own_threads", "channel", "_beat_at", "_stats", "_saved"),
-        *("may_be_killed", "has_own_seed"),
-    )
-
     def __reduce__(self) -> tuple[Any, ...]:  # the script may copy or pickle this object
         return process_progress, ()
 

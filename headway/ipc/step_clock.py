@@ -52,8 +52,6 @@ class Tally:
     Steps of several optimizers count as one step if they have the same step number.
     """
 
-    __slots__ = ("num_steps", "samples", "settled", "spent", "step")
-
     def __init__(self, step: int = -1) -> None:
         self.step = step  # number of the last step
         self.num_steps = 0
@@ -139,12 +137,6 @@ class DeviceTimer:
 
 class StepClock:
     """Accumulates the time of the steps until `take` is called."""
-
-    __slots__ = (
-        *("tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
-        *("batch_samples", "num_samples", "device_bytes", "_waited_s", "_is_warm"),
-        *("splits_backward", "split_at"),
-    )
 
     def __init__(self) -> None:
         self.tally = Tally()  # device times if there is a queue, else host times
