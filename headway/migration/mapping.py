@@ -19,30 +19,27 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
 """Headway modules that also define names of an Accelerate module, keyed by that module's path
 below `accelerate`. Headway's module of the same name is searched first."""
 
-_BATCH_SIZE = {
-    "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
-    "should_reduce_batch_size": "headway.compat.utils.should_reduce_batch_size",
-}
+
+def _paths(module: str, names: str) -> dict[str, str]:
+    return {name: f"{NATIVE}.{module}.{name}" for name in names.split()}
+
+
+_BATCH_SIZE = _paths("compat.utils", "find_executable_batch_size should_reduce_batch_size")
+_FSDP = "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer"
 
 DEFINITIONS: dict[str, dict[str, str]] = {
     "": {
-        "Accelerator": "headway.compat.accelerator.Accelerator",
-        "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
+        **_paths("compat.accelerator", "Accelerator"),
+        **_paths("compat.utils", "find_executable_batch_size"),
     },
-    "accelerator": {"LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS"},
+    "accelerator": _paths("trackers.choice", "LOGGER_TYPE_TO_CLASS"),
     "optimizer": {"AcceleratedOptimizer": "headway.training.optimizer.PreparedOptimizer"},
-    "scheduler": {"AcceleratedScheduler": "headway.compat.accelerator.AcceleratedScheduler"},
-    "state": {"DistributedType": "headway.distributed.world.DistributedType"},
+    "scheduler": _paths("compat.accelerator", "AcceleratedScheduler"),
+    "state": _paths("distributed.world", "DistributedType"),
     "memory_utils": _BATCH_SIZE,
     "utils": {
         **_BATCH_SIZE,
-        **{
-            name: f"headway.compat.utils.fsdp_utils.{name}"
-            for name in (
-                *("load_fsdp_model", "load_fsdp_optimizer"),
-                *("save_fsdp_model", "save_fsdp_optimizer"),
-            )
-        },
+        **_paths("compat.utils.fsdp_utils", _FSDP),
         "DistributedOperationException": "headway.distributed.collectives.DifferentTensors",
     },
 }
