@@ -56,20 +56,13 @@ class Failure(NamedTuple):
     victims: tuple[int, ...]  # ranks that failed or were stopped as a consequence
     world_size: int
     evidence: Evidence  # for the first failure
-    last_lines: tuple[str, ...] = ()  # of the first rank's output
-    mentions_communication: bool = False  # whether these lines contain a communication error
-    killed: tuple[RankExit, ...] = ()  # victims that the launcher killed after the grace period
+    last_lines: tuple[str, ...]  # of the first rank's output
+    suspicion: int  # the likelihood that another machine caused this failure, from 0 to 2 (high)
+    killed: str  # a clause that names the ranks killed after the grace period
 
     @property
     def reason(self) -> Reason:
         return find_reason(self.evidence)
-
-    @property
-    def suspicion(self) -> int:
-        """The likelihood that a failure on another machine caused this one, from 0 to 2 (high)."""
-        if not _may_be_victim(self.first):
-            return 0
-        return 2 if self.first.crash is not None or self.mentions_communication else 1
 
     @property
     def site(self) -> CrashSite | None:
@@ -94,14 +87,14 @@ class Failure(NamedTuple):
         words = ""
         if self.evidence.divergence and self.first.crash is not None:
             words = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
-            return words + describe_killed(self.killed)
+            return words + self.killed
         if self.same:
             words += f"; so did {named(self.same)}"
         for end in self.different:
             words += f"; rank {end.rank} failed with {end.crash.name if end.crash else end.code}"
         if self.victims:
             words += f"; {named(self.victims)} stopped after rank {self.first.rank} failed"
-        return words + describe_killed(self.killed)
+        return words + self.killed
 
     @property
     def details(self) -> str:
@@ -178,6 +171,9 @@ def find_failure(
     ]
     others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in different})
     lines = last_lines.get(first.rank, ())
+    suspicion = 0
+    if _may_be_victim(first):
+        suspicion = 2 if first.crash is not None or _mentions_communication(lines) else 1
     return Failure(
         first=first,
         same=tuple(rank for rank in others if rank in same),
@@ -196,8 +192,8 @@ def find_failure(
             -first.code in signals_received,
         ),
         last_lines=tuple(describe_crash(lines) or lines[-_RECORDED_LINES:]),
-        mentions_communication=_mentions_communication(lines),
-        killed=tuple(end for end in ended if end.killed_after_s is not None),
+        suspicion=suspicion,
+        killed=describe_killed(ended),
     )
 
 
@@ -242,6 +238,7 @@ class ServerDeath(NamedTuple):
     evidence: Evidence
     aftermath: str = "; its ranks exited, too"
     details: str = ""
+    site: CrashSite | None = None  # a restart may help
 
     @property
     def cause(self) -> str:

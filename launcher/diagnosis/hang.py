@@ -11,6 +11,7 @@ from headway.ipc.records import (
     CALLED_BY_ALL_RANKS,
     HEADWAY_GROUP,
     Crash,
+    CrashSite,
     Frame,
     Group,
     ProgressSnapshot,
@@ -143,6 +144,7 @@ class Hang(NamedTuple):
     aftermath: str = ""  # a clause that names the killed ranks
     world_size: int = 0  # larger than `statuses` on multi-node runs
     exit_code: int = EXIT_CODE
+    site: CrashSite | None = None  # a restart may help
 
     @property
     def cause(self) -> str:

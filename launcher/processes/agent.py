@@ -22,10 +22,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from headway.errors import ConfigError
 from headway.history.attempts import Attempts
 from headway.ipc import signals
-from headway.ipc.records import PROJECT, CrashSite, StepStats
+from headway.ipc.records import PROJECT, StepStats
 from headway.ipc.run_contract import CPUS_VARIABLE
 from headway.ipc.stderr import log
-from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,
     RankExit,
@@ -155,12 +154,6 @@ class Agent(SimpleElasticAgent):
         """The exits of the last attempt's ranks, in the order in which they exited."""
         return list(self.ranks.exits.values())
 
-    @property
-    def is_reported_by_machine_0(self) -> bool:
-        """Whether machine 0 prints the failure report on the same terminal as this machine."""
-        is_other = self.handler.machine > 0 and not self.handler.has_lost_machine_0
-        return is_other and self.plan.settings.cluster in WITH_ONE_OUTPUT
-
     def forward_interrupt(self) -> bool:
         """Forward Ctrl-C to the debugged rank; return False if it should stop the run instead.
 
@@ -218,7 +211,7 @@ class Agent(SimpleElasticAgent):
             exit_code=failure.exit_code,
             suspicion=of_rank.suspicion if of_rank else 0,
             ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
-            site=of_rank.site if of_rank else None,
+            site=failure.site,
         )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -302,7 +295,7 @@ class Agent(SimpleElasticAgent):
         if (remote_failure := self.handler.ended_by) is not None:
             return remote_failure.repeats
         if failure is not None and not is_stopped:
-            return self._repeated or self._repeats.check(_site_of(failure))
+            return self._repeated or self._repeats.check(failure.site)
         if self.handler.machine == 0:
             self._repeats.note_success(self.watch.step(), is_success=not is_stopped)
         return ""
@@ -330,7 +323,7 @@ class Agent(SimpleElasticAgent):
         else:
             failure = self.find_failure()
             assert failure is not None, "no other process restarts ranks"
-            self._repeated = self._repeats.check(_site_of(failure))
+            self._repeated = self._repeats.check(failure.site)
             if self._repeated:
                 raise RunEnded
             cause, where = failure.cause, ""
@@ -342,10 +335,6 @@ class Agent(SimpleElasticAgent):
         self.attempts.begin(restart, failed_at, cause, step, used)
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
-
-
-def _site_of(failure: Failure | Hang | ServerDeath) -> CrashSite | None:
-    return failure.site if isinstance(failure, Failure) else None
 
 
 def _rank_environment(

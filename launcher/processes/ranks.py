@@ -200,9 +200,7 @@ class RankProcesses:
             self._shutdown = Shutdown(
                 number,
                 now,
-                self._grace.usual_s,
-                self._grace.victim_s,
-                self._grace.saving_s(self._stopped_at),
+                self._grace.at(self._stopped_at),
                 self._watch.will_save(),
                 failed_at=now if is_failure or are_victims or self._has_left() else float("inf"),
             )

@@ -43,11 +43,11 @@ class Grace(NamedTuple):
     job_ends_at: float = _NEVER  # when the scheduler kills the job, since the epoch
     kills_idle: bool = False  # whether idle victims are killed at once
 
-    def saving_s(self, now: float) -> float:
-        """Return the seconds available for a save that starts at the Unix time `now`."""
+    def at(self, now: float) -> Grace:
+        """Return the periods of a stop at the Unix time `now`, with the time left for a save."""
         if self.job_ends_at == _NEVER:
-            return self.to_save_s
-        return max(self.job_ends_at - now - _SPARE_S, self.usual_s)
+            return self
+        return self._replace(to_save_s=max(self.job_ends_at - now - _SPARE_S, self.usual_s))
 
 
 def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
@@ -65,9 +65,7 @@ class Shutdown(NamedTuple):
 
     number: int  # the stop signal
     began_at: float
-    usual_s: float
-    victim_s: float
-    saving_s: float
+    grace: Grace
     will_save: bool = False  # the ranks save when they are stopped
     failed_at: float = _NEVER  # when a rank failed, on any machine
     is_cut_short: bool = False  # by a second Ctrl-C
@@ -78,10 +76,10 @@ class Shutdown(NamedTuple):
         if self.is_cut_short:
             return self.began_at
         if self.failed_at <= self.began_at:  # other ranks cannot continue
-            return self.began_at + self.victim_s
+            return self.began_at + self.grace.victim_s
         if self.will_save:  # ranks save together, so none can save after a failure
-            return min(self.began_at + self.saving_s, self.failed_at + self.victim_s)
-        return self.began_at + self.usual_s
+            return min(self.began_at + self.grace.to_save_s, self.failed_at + self.grace.victim_s)
+        return self.began_at + self.grace.usual_s
 
     def signals(
         self, now: float, running: Iterable[T], sent: Mapping[T, int], idle: Collection[T] = ()
@@ -138,7 +136,7 @@ def terminate(find: Callable[[], Sequence[Process] | None], grace_s: float) -> N
     import psutil
 
     period_s = max(grace_s, _MIN_GRACE_S)
-    shutdown = Shutdown(signal.SIGTERM, time.monotonic(), period_s, period_s, period_s)
+    shutdown = Shutdown(signal.SIGTERM, time.monotonic(), Grace(period_s, period_s, period_s))
     sent: dict[Process, int] = {}
     while (found := find()) is not None and not shutdown.is_abandoned(now := time.monotonic()):
         for process, number in shutdown.signals(now, found, sent).items():

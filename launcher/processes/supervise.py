@@ -18,6 +18,7 @@ from headway.history.record import TAIL_LINES
 from headway.ipc import signals
 from headway.ipc.records import LOGS
 from headway.ipc.stderr import log
+from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import NO_GROUP_AFTER_S, Watch
@@ -136,7 +137,9 @@ def supervise(
         machine=handler.machine,
         pending_restart=agent.pending_restart,
         is_cut_short=agent.ranks.is_cut_short,
-        is_reported_by_machine_0=agent.is_reported_by_machine_0,
+        is_reported_by_machine_0=handler.machine > 0
+        and not handler.has_lost_machine_0
+        and settings.cluster in WITH_ONE_OUTPUT,
     )
     run_exit = run_exit_of(outcome)
     if recorder is not None:

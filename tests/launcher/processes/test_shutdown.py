@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.launcher.processes.shutdown import Shutdown, grace_of
+from headway.launcher.processes.shutdown import Grace, Shutdown, grace_of
 from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
 from tests.machines.recorded import load
@@ -39,10 +39,11 @@ def test_the_grace_periods(
     settings = resolve([environment_layer(variables)], load("gpu_8_h100"), {})
     environ = {} if job_ends_in_s is None else {"SLURM_JOB_END_TIME": str(NOW + job_ends_in_s)}
     grace = grace_of(settings, environ)
-    assert (grace.usual_s, grace.victim_s, grace.saving_s(NOW)) == periods
+    assert grace.at(NOW)[:3] == periods
 
 
 SAVES = {"will_save": True}
+GRACE, NONE = Grace(30, 5, 600), Grace(0, 5, 600)
 TABLE: list[tuple[str, dict[str, Any], float, dict[int, int], dict[int, int]]] = [
     # what is known of the stop, which began at 100; the time; the last signals; those to send
     ("ranks are asked first", {}, 100, {}, {0: TERM, 1: TERM}),
@@ -51,8 +52,8 @@ TABLE: list[tuple[str, dict[str, Any], float, dict[int, int], dict[int, int]]] =
     ("within the grace period", {}, 129.9, {0: TERM, 1: TERM}, {}),
     ("after it", {}, 130, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
     ("ranks are killed once", {}, 131, {0: KILL, 1: TERM}, {1: KILL}),
-    ("even without grace they are asked", {"usual_s": 0}, 100, {}, {0: TERM, 1: TERM}),
-    ("and then killed", {"usual_s": 0}, 100, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
+    ("even without grace they are asked", {"grace": NONE}, 100, {}, {0: TERM, 1: TERM}),
+    ("and then killed", {"grace": NONE}, 100, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
     ("victims of a failure", {"failed_at": 100}, 104.9, {0: TERM, 1: TERM}, {}),
     ("victims for long", {"failed_at": 100}, 105, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
     ("victims that would save", {**SAVES, "failed_at": 100}, 105, {0: TERM}, {0: KILL, 1: KILL}),
@@ -78,17 +79,17 @@ TABLE: list[tuple[str, dict[str, Any], float, dict[int, int], dict[int, int]]] =
 def test_which_signals_ranks_are_sent(
     known: dict[str, Any], now: float, sent: dict[int, int], signals: dict[int, int]
 ) -> None:
-    stop = Shutdown(TERM, began_at=100, usual_s=30, victim_s=5, saving_s=600)
+    stop = Shutdown(TERM, began_at=100, grace=GRACE)
     assert stop._replace(**known).signals(now, [0, 1], sent) == signals
 
 
 def test_a_victim_that_has_nothing_to_do_is_killed_once_it_has_said_so() -> None:
-    stop = Shutdown(TERM, 100, 30, 5, 600, failed_at=100)
+    stop = Shutdown(TERM, 100, GRACE, failed_at=100)
     assert stop.signals(100, [0, 1], {}, [1]) == {0: TERM, 1: TERM}
     assert stop.signals(100, [0, 1], {0: TERM, 1: TERM}, [1]) == {1: KILL}
     assert stop._replace(failed_at=101).signals(100, [0, 1], {0: TERM, 1: TERM}, [1]) == {}
 
 
 def test_ranks_that_sigkill_does_not_end_are_given_up() -> None:
-    stop = Shutdown(TERM, 100, 30, 5, 600)
+    stop = Shutdown(TERM, 100, GRACE)
     assert [stop.is_abandoned(now) for now in (139, 140)] == [False, True]
