@@ -80,7 +80,7 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
             if left_s <= 0:
                 return machine
             if logged_ahead is None:
-                stack.enter_context(_bind_name(own_name))
+                _bind(stack.enter_context(socket.socket(socket.AF_UNIX)), own_name)
             if logged_ahead != len(ahead):
                 logged_ahead = len(ahead)
                 behind = [f"behind {_launches(ahead)}"] if ahead else []
@@ -143,12 +143,14 @@ def _claim(uuids: Sequence[str]) -> bool:
     a GPU that a third launch could use.
     """
     with ExitStack() as on_error:
-        claims = []
-        for uuid in sorted(uuids):
-            try:
-                claims.append(on_error.enter_context(_bind_name(uuid)))
-            except FileExistsError:
-                return False
+        claims = [on_error.enter_context(socket.socket(socket.AF_UNIX)) for _ in uuids]
+        try:
+            for claim, uuid in zip(claims, sorted(uuids), strict=True):
+                _bind(claim, uuid)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
         on_error.pop_all()
     for claim in claims:
         claim.set_inheritable(True)
@@ -156,18 +158,9 @@ def _claim(uuids: Sequence[str]) -> bool:
     return True
 
 
-def _bind_name(name: str) -> socket.socket:
-    """Return a socket bound to a name; raises FileExistsError if another process has bound it."""
-    named = socket.socket(socket.AF_UNIX)
-    try:
-        named.bind(_address(name))
-        named.listen()
-    except OSError as error:
-        named.close()
-        if error.errno == errno.EADDRINUSE:
-            raise FileExistsError(error.errno, name) from None
-        raise
-    return named
+def _bind(named: socket.socket, name: str) -> None:
+    named.bind(_address(name))
+    named.listen()
 
 
 def _address(name: str) -> str:

@@ -112,20 +112,14 @@ def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 def hook_libraries() -> None:
     """Hook into the training libraries in `HOOKS` when the script imports them."""
     for hook in HOOKS:
-        _hook_after_import(hook.module, hook.installer, "it does not save when the job is stopped")
+        install = partial(_install_hook, hook.installer, "it does not save when the job is stopped")
+        call_after_import(hook.module, install)
 
 
 def watch_steps() -> None:
     """Count the steps of a script that trains with plain torch."""
-    _hook_after_import("torch", "headway.strategies.plain_steps", "its steps are not counted")
-
-
-def _hook_after_import(module: str, installer: str, otherwise: str) -> None:
-    install = partial(_install_hook, installer, otherwise)
-    if (loaded := sys.modules.get(module)) is not None:
-        install(loaded)
-    else:
-        sys.meta_path.insert(0, AfterImport(module, install))
+    installer = "headway.strategies.plain_steps"
+    call_after_import("torch", partial(_install_hook, installer, "its steps are not counted"))
 
 
 def _install_hook(installer: str, otherwise: str, library: ModuleType) -> None:
@@ -133,6 +127,14 @@ def _install_hook(installer: str, otherwise: str, library: ModuleType) -> None:
         importlib.import_module(installer).install(library)
     except Exception as error:  # noqa: BLE001  an unsupported version, which works without the hook
         log(f"note: {library.__name__} is not hooked: {type(error).__name__}: {error}; {otherwise}")
+
+
+def call_after_import(module: str, then: Callable[[ModuleType], None]) -> None:
+    """Call `then` with a module: now if it is imported, otherwise after its first import."""
+    if (loaded := sys.modules.get(module)) is not None:
+        then(loaded)
+    else:
+        sys.meta_path.insert(0, AfterImport(module, then))
 
 
 class AfterImport:

@@ -27,7 +27,7 @@ from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.progress import Channel, Progress, identity, process_progress
 from headway.ipc.records import HEADWAY_GROUP, Collective, Frame, Group, RankReady, StatusReply
 from headway.ipc.run_contract import port_of_store
-from headway.launcher.rank.import_hooks import AfterImport
+from headway.launcher.rank.import_hooks import call_after_import
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_FRAMES = 200  # per thread, in a reply
@@ -50,11 +50,7 @@ def start(channel: int) -> None:
     monitor.start()
     os.register_at_fork(before=monitor.pause, after_in_parent=monitor.resume)
     progress.send(RankReady())
-    keep_apart = partial(prefix_group_stores, port=port_of_store())
-    if _C10D in sys.modules:
-        keep_apart(sys.modules[_C10D])
-    else:
-        sys.meta_path.insert(0, AfterImport(_C10D, keep_apart))
+    call_after_import(_C10D, partial(prefix_group_stores, port=port_of_store()))
 
 
 def _move_to_high_number(fd: int) -> int:
