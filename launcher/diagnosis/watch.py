@@ -86,37 +86,27 @@ class Watch:
             self._is_stopping = False
             self._progress_at = time.monotonic()
 
-    def add(self, rank: int, pid: int, channel: int) -> None:
+    def add(self, rank: int, pid: int, fd: int) -> RankChannel:
         """Start reading a new rank's channel, which is closed when the rank exits."""
-        os.set_blocking(channel, False)
+        os.set_blocking(fd, False)
         with self._lock:
-            note_stats = partial(self._note_stats, rank)
-            self._ranks[rank] = RankChannel(rank, pid, channel, note_stats)
+            channel = RankChannel(rank, pid, fd, partial(self._note_stats, rank))
+            self._ranks[rank] = channel
             self._progress_at = time.monotonic()
-            self._selector.register(channel, selectors.EVENT_READ)
+            self._selector.register(fd, selectors.EVENT_READ)
         self._wake()
+        return channel
 
     def end(self, rank: int, code: int) -> list[Crash | ScriptEnd]:
         """Close an exited rank's channel and return its exit records; keep its collectives."""
         with self._lock:
-            ended = self._ranks.get(rank)
-            if ended is None:  # a signal arrived before `add`
-                return []
+            ended = self._ranks[rank]
             if ended.code is None:
                 ended.read()
                 ended.code = code
                 self._unregister(ended.fd)
                 os.close(ended.fd)
             return ended.ends
-
-    def has_ended(self, rank: int) -> bool:
-        """Return whether a rank has reported the end of its script."""
-        return rank in self._ranks and bool(self._ranks[rank].ends)
-
-    def has_failed(self, rank: int, since: float) -> bool:
-        """Return whether a rank reported a failure before `since`, in seconds since the epoch."""
-        ends = known.ends if (known := self._ranks.get(rank)) else []
-        return any(end.code not in (0, STOPPED_AND_SAVED) and end.time < since for end in ends)
 
     def begin_stop(self) -> None:
         """Stop looking for hangs, and ask the ranks whether they have unfinished work."""
@@ -125,10 +115,6 @@ class Watch:
             for rank in self._ranks.values():
                 rank.may_be_killed = False
         self._ask_all()
-
-    def may_be_killed(self, rank: int) -> bool:
-        """Return whether a rank has reported that it has no unfinished work."""
-        return rank in self._ranks and self._ranks[rank].may_be_killed
 
     def ask(self) -> None:
         """Make the thread print all stacks; may be called from a signal handler."""
@@ -278,9 +264,11 @@ class RankChannel:
         self.ends: list[Crash | ScriptEnd] = []  # as reported
         self.is_asked = False  # whether an answer is pending
         self.will_save = False  # whether the rank saves when it is stopped
-        self.may_be_killed = False  # according to its last answer
+        self.may_be_killed = (
+            False  # whether it has no unfinished work, according to its last answer
+        )
         self.kept: dict[str, OutputPath] = {}  # the last record of each kind
-        self._pid = pid
+        self.pid = pid
         self._reader = RecordReader()
         self._num_invalid = 0  # lines on the channel
         self.is_ready = False  # whether the rank answers requests
@@ -370,6 +358,10 @@ class RankChannel:
                 os.write(self.fd, b"?")
                 self.is_asked = True
 
+    def has_failed(self, since: float) -> bool:
+        """Return whether the rank reported a failure before `since`, in seconds since the epoch."""
+        return any(end.code not in (0, STOPPED_AND_SAVED) and end.time < since for end in self.ends)
+
     @property
     def is_silent(self) -> bool:
         """Whether an answer is pending; ranks with closed channels cannot answer."""
@@ -377,7 +369,7 @@ class RankChannel:
 
     @property
     def can_answer(self) -> bool:
-        return self.is_silent and not read_state(self._pid).is_stopped
+        return self.is_silent and not read_state(self.pid).is_stopped
 
     @property
     def step(self) -> int:
@@ -394,7 +386,7 @@ class RankChannel:
                 None if is_closed and not self.ends else self._groups,
                 self._progress,
                 None if is_closed else self._answer,
-                read_state(self._pid) if self.is_silent else None,
+                read_state(self.pid) if self.is_silent else None,
             )
         )
 

@@ -20,7 +20,7 @@ from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus
 from headway.launcher.diagnosis.reasons import is_communication_error
 from headway.launcher.diagnosis.stacks import read_state
-from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.diagnosis.watch import RankChannel, Watch
 from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, UNREAD_TIMEOUT_S, Output
 from headway.launcher.processes.shutdown import Grace, Shutdown
 from headway.launcher.processes.starter import Starter, cannot_start
@@ -65,7 +65,7 @@ class RankProcesses:
         self._remote_failure = remote_failure
         # on another machine, reported while the ranks here were saving before a stop
         self.failure_during_stop: Failed | None = None
-        self.pids: dict[int, int] = {}  # by rank
+        self.channels: dict[int, RankChannel] = {}  # by rank
         self.handles: dict[int, ProcessHandle] = {}  # by rank
         self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # time of the stop request, since the epoch
@@ -122,16 +122,16 @@ class RankProcesses:
                 os.close(fd)
         self._terminals += streams.terminals
         self.handles[rank] = ProcessHandle(pid)
-        self.pids[rank] = pid
+        self.channels[rank] = self._watch.add(rank, pid, streams.channel)
         self._output.add(rank, streams.pipes)
-        self._watch.add(rank, pid, streams.channel)
 
     def collect(self, timeout_s: float = 0) -> None:
         """Wait at most `timeout_s` for an exit, and record all ranks that have exited."""
         self._starter.resume_guardian()
         self._starter.exit_event.wait(timeout_s)
-        for rank, pid in self.pids.items():
-            if rank not in self.exits and (ended := self._starter.exits.get(pid)) is not None:
+        for rank, channel in self.channels.items():
+            ended = self._starter.exits.get(channel.pid)
+            if rank not in self.exits and ended is not None:
                 self.exits[rank] = self._exit_of(rank, ended)
 
     def _exit_of(self, rank: int, ended: ProcessExit) -> RankExit:
@@ -179,7 +179,7 @@ class RankProcesses:
         if is_alone or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
-        return [rank for rank in self._alive() if self._watch.has_failed(rank, since)]
+        return [rank for rank in self._alive() if self.channels[rank].has_failed(since)]
 
     def close(self, number: signal.Signals = signal.SIGTERM, *, are_victims: bool = False) -> None:
         """Stop the running ranks and, unless all succeeded, any processes they left behind.
@@ -226,7 +226,7 @@ class RankProcesses:
             ):
                 shutdown = shutdown._replace(failed_at=now)
             killable = alive if self._grace.kills_idle else []
-            idle = [rank for rank in killable if self._watch.may_be_killed(rank)]
+            idle = [rank for rank in killable if self.channels[rank].may_be_killed]
             for rank, number in shutdown.signals(now, alive, self._sent, idle).items():
                 if number == signal.SIGKILL and rank not in idle:
                     self._killed_after_s[rank] = now - shutdown.began_at
@@ -245,7 +245,7 @@ class RankProcesses:
     def _should_log_wait(self, waited_s: float) -> bool:
         """Return whether a rank is still running its script, or takes unusually long to exit."""
         alive = self._alive()
-        limit_s = _EXIT_S if all(map(self._watch.has_ended, alive)) else 0
+        limit_s = _EXIT_S if all(self.channels[rank].ends for rank in alive) else 0
         return bool(alive) and waited_s >= limit_s
 
     def _has_failure(self) -> bool:
@@ -256,13 +256,13 @@ class RankProcesses:
 
     def _has_left(self) -> bool:
         """Return whether a rank exited with 0 before its script ended; others cannot save then."""
-        left = (rank for rank, end in self.exits.items() if end.code == 0)
-        return self._watch.will_save() and not all(map(self._watch.has_ended, left))
+        left = (self.channels[rank] for rank, end in self.exits.items() if end.code == 0)
+        return self._watch.will_save() and not all(channel.ends for channel in left)
 
     def _abandon(self, ranks: list[int]) -> None:
         """Log the state of killed ranks that the kernel does not remove; treat them as exited."""
         for rank in ranks:
-            pid = self.pids[rank]
+            pid = self.channels[rank].pid
             log(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
             killed = ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False)
             self.exits[rank] = self._exit_of(rank, killed)
@@ -299,7 +299,7 @@ class RankProcesses:
         return True
 
     def _alive(self) -> list[int]:
-        return [rank for rank in self.pids if rank not in self.exits]
+        return [rank for rank in self.channels if rank not in self.exits]
 
 
 class _Terminal(NamedTuple):

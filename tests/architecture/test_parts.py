@@ -22,7 +22,7 @@ MOST_BASES, MOST_LEVELS = 2, 3
 
 OF_ACCELERATE = {"_reset_state", "_set_sync_gradients", "_shared_state"}
 """Private names that scripts and tests written for Accelerate use, and so do ours."""
-OWN_OR_FOREIGN = ("self", "cls", "super()", "os", "c10d", "SimpleElasticAgent")
+OWN_OR_FOREIGN = ("self", "cls", "super()", "os", "c10d")
 OF_TORCH = {"_parameters", "_buffers", "_next_data"}
 """Those of torch's modules and iterators, which some class of ours has as well."""
 

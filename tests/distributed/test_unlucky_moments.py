@@ -253,10 +253,11 @@ import os, signal
 from types import SimpleNamespace
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.processes.supervise import _signals
+ranks = SimpleNamespace(is_stopping=False, defer_stop=lambda _: False)
+ranks.end_grace_period = lambda: print("end_grace_period")
 agent = SimpleNamespace(
-    ranks=SimpleNamespace(is_stopping=False, defer_stop=lambda _: False),
+    ranks=ranks,
     forward_interrupt=lambda: False,
-    end_grace_period=lambda: print("end_grace_period"),
     signals_received=set(),
     handler=SimpleNamespace(report_stop=lambda _, ends_grace: None, forwards_stop=False),
 )

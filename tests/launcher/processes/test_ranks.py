@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from headway.ipc.records import ProcessExit, ScriptEnd
 from headway.ipc.signals import SignalSafeEvent
+from headway.launcher.diagnosis.watch import RankChannel
 from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
 from headway.launcher.processes.shutdown import Grace
@@ -21,7 +22,7 @@ from headway.launcher.processes.shutdown import Grace
 class Run:
     """The processes of a run with one rank, of process 7, with nothing around them."""
 
-    def __init__(self, grace: Grace, **watch: Any) -> None:
+    def __init__(self, grace: Grace, *ends: ScriptEnd, **watch: Any) -> None:
         def nothing(*_: object) -> None:
             pass
 
@@ -36,7 +37,6 @@ class Run:
             terminate_leftovers=nothing,
         )
         quiet: dict[str, Any] = {"end": lambda *_: [], "hang": None, "begin_stop": nothing}
-        quiet |= {"has_ended": lambda _: False}
         made = RankProcesses(
             starter,
             {at: {"RANK": str(at), "WORLD_SIZE": "1"} for at in (0, 1)},
@@ -48,7 +48,8 @@ class Run:
             grace=grace,
             remote_failure=lambda: self.elsewhere,
         )
-        made.pids[0] = 7
+        made.channels[0] = RankChannel(0, 7, channel=-1)
+        made.channels[0].ends += ends
         made.handles[0] = SimpleNamespace(send=self.send, close=nothing)  # type: ignore[assignment]
         self.ranks = made
 
@@ -86,7 +87,7 @@ def test_ranks_whose_script_has_ended_are_not_said_to_be_waited_for(
     has_ended: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ranks, "SILENT_S", 0)
-    run = Run(Grace(0.1, 0, 0), will_save=lambda: False, has_ended=lambda _: has_ended)
+    run = Run(Grace(0.1, 0, 0), *[ScriptEnd(1.0, 0)] * has_ended, will_save=lambda: False)
     run.ranks.close()
     assert ("waiting for rank 0 to stop" in capsys.readouterr().err) is not has_ended
 
@@ -110,6 +111,7 @@ def test_ranks_that_save_before_they_stop_are_not_waited_for_once_another_is_los
         run.elsewhere = object()
     else:  # a rank has called os._exit(0), and its child keeps the connection
         left = SimpleNamespace(code=0, is_failure=False, crash=None)
+        run.ranks.channels[1] = RankChannel(1, 8, channel=-1)
         run.ranks.exits[1] = left  # type: ignore[assignment]
     run.ranks.close()
     assert run.sent == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
