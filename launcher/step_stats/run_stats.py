@@ -136,8 +136,7 @@ class RunStats:
         ranks = self._ranks
         if len(ranks) < self._num_ranks or not all(rank.has_interval for rank in ranks.values()):
             return
-        times = {rank: mean_step(known.pending) for rank, known in ranks.items()}
-        self._intervals.append({rank: spent for rank, spent in times.items() if spent is not None})
+        self._intervals.append({rank: mean_step(known.pending) for rank, known in ranks.items()})
         for known in ranks.values():
             known.pending.clear()
         if len(self._intervals) < _NUM_INTERVALS:

@@ -9,8 +9,8 @@ consecutive intervals.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
 
 from headway.ipc.records import DURATIONS, StepStats
@@ -79,15 +79,10 @@ def _digits(milliseconds: float) -> int:
     return 0 if milliseconds >= 10 else 1
 
 
-def mean_step(records: Iterable[StepStats]) -> Times | None:
-    """Return the mean times of a step in one rank's records, or None if they contain no step."""
-    taken = list(records)
-    num_steps = sum(row.num_steps for row in taken)
-    if num_steps <= 0:
-        return None
-    return Times(
-        *(sum(getattr(row, name) for row in taken) / num_steps for name in DURATIONS),
-    )
+def mean_step(records: Collection[StepStats]) -> Times:
+    """Return the mean times of a step in one rank's records, which contain at least one step."""
+    num_steps = sum(row.num_steps for row in records)
+    return Times(*(sum(getattr(row, name) for row in records) / num_steps for name in DURATIONS))
 
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
@@ -119,12 +114,7 @@ def find_persistent_slow_rank(intervals: Sequence[Mapping[int, Times]]) -> SlowR
     ranks = {slow and slow.rank for slow in map(find_slow_rank, intervals)}
     if len(ranks) != 1 or None in ranks:
         return None
-    return find_slow_rank(mean_times(intervals))
-
-
-def mean_times(intervals: Sequence[Mapping[int, Times]]) -> dict[int, Times]:
-    return {
-        rank: Times(*(sum(parts) / len(intervals) for parts in zip(*each, strict=True)))
-        for rank in intervals[0]
-        if (each := [interval[rank] for interval in intervals])
-    }
+    steps = {rank: [interval[rank] for interval in intervals] for rank in intervals[0]}
+    return find_slow_rank(
+        {rank: Times(*map(fmean, zip(*each, strict=True))) for rank, each in steps.items()}
+    )
