@@ -57,32 +57,28 @@ class Watch:
         last_output_at: Callable[[], float],
         note_stats: Callable[[int, StepStats], None] = lambda *_: None,
     ) -> None:
-        self.hang: Hang | None = None  # set once, after `hang_timeout_s`
         self.on_ready: Callable[[], None] | None = None  # called when all ranks run the script
         self.on_no_group: Callable[[], None] | None = None  # called if no rank has joined a group
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
         self._note_stats = note_stats
-        self._ranks: dict[int, RankChannel] = {}  # the ranks of this attempt
-        self._num_starting = 0  # 0 once all ranks are ready
-        self._group_check_at = inf  # the time to check whether the ranks joined a group
-        self._progress_at = time.monotonic()
         self._lock = threading.RLock()
+        self.begin_attempt(0)
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._is_asked = False
         self._is_closing = False
-        self._is_stopping = False
         self._thread = threading.Thread(target=self._listen, name="headway-watch", daemon=True)
         self._thread.start()
 
     def begin_attempt(self, num_ranks: int) -> None:
         """Discard the last attempt's ranks, and expect `num_ranks` new ranks on this machine."""
         with self._lock:
-            self._ranks.clear()
-            self._num_starting, self._group_check_at = num_ranks, inf
-            self.hang = None
+            self._ranks: dict[int, RankChannel] = {}
+            self._num_starting = num_ranks  # 0 once all ranks are ready
+            self._group_check_at = inf  # the time to check whether the ranks joined a group
+            self.hang: Hang | None = None  # set once, after `hang_timeout_s`
             self._is_stopping = False
             self._progress_at = time.monotonic()
 

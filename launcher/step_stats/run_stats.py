@@ -53,7 +53,7 @@ class _Rank:
         self.pending: deque[StepStats] = deque(maxlen=_MAX_RECORDS)
         self.recorded_at = 0.0
 
-    def note(self, stats: StepStats, now: float) -> None:
+    def note(self, stats: StepStats) -> None:
         if not stats.num_steps:
             self.recent[-1] = self.recent[-1]._replace(step=stats.step, loss=stats.loss)
             return
@@ -61,7 +61,7 @@ class _Rank:
         while len(self.recent) > 1 and sum(row.seconds for row in self.recent) > _WINDOW_S:
             self.recent.popleft()
         self.pending.append(stats)
-        self.recorded_at = now
+        self.recorded_at = time.monotonic()
 
     @property
     def has_interval(self) -> bool:
@@ -79,47 +79,33 @@ class RunStats:
         """Functions that are called with each rank and record, in the thread that calls `note`."""
         self.report: Callable[[str], None] = lambda _: None
         """A function that is called with a sentence about a slow rank or slow data loading."""
-        self._machine = 0
-        self.hosts: dict[int, str] = {}  # by machine
-        self._num_ranks = 1
-        self._lost: set[int] = set()  # machines whose connection is lost
-        self._ranks: dict[int, _Rank] = {}
-        self._intervals: deque[dict[int, Times]] = deque(maxlen=_NUM_INTERVALS)
-        self.slowest: SlowRank | None = None
-        """The rank that delayed all other ranks in the last intervals, if any."""
         self._last_report: object = None  # the subject of the last sentence
         self._lock = threading.RLock()
+        self.begin_attempt(1)
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
         """Discard the last attempt's ranks, and expect `num_ranks` new ranks on all machines."""
         with self._lock:
-            self._machine, self.hosts = machine, {machine: socket.gethostname()}
-            self._ranks.clear()
-            self._intervals.clear()
-            self.slowest = None
-            self._lost.clear()
-            self._num_ranks = num_ranks
+            self._machine, self._num_ranks = machine, num_ranks
+            self._hosts = {machine: socket.gethostname()}  # by machine
+            self._lost: set[int] = set()  # machines whose connection is lost
+            self._ranks: dict[int, _Rank] = {}
+            self._intervals: deque[dict[int, Times]] = deque(maxlen=_NUM_INTERVALS)
+            self.slowest: SlowRank | None = None
+            """The rank that delayed all other ranks in the last intervals, if any."""
 
-    def note(
-        self,
-        rank: int,
-        stats: StepStats,
-        machine: int | None = None,
-        host: str = "",
-        *,
-        age_s: float = 0.0,
-    ) -> None:
+    def note(self, rank: int, stats: StepStats, machine: int | None = None, host: str = "") -> None:
         """Add a rank's record, unless the record is invalid; `machine` is None for this machine."""
         with self._lock:
             # a higher rank is from an earlier attempt with more machines
             if rank >= self._num_ranks or not _is_valid(stats):
                 return
             where = self._machine if machine is None else machine
-            self.hosts.setdefault(where, host)
+            self._hosts.setdefault(where, host)
             if not stats.num_steps and rank not in self._ranks:
                 return
             known = self._ranks.setdefault(rank, _Rank(where))
-            known.note(stats, time.monotonic() - age_s)
+            known.note(stats)
             self._analyze()
         for listener in self.listeners:
             listener(rank, stats)
@@ -157,8 +143,8 @@ class RunStats:
             slow = self.slowest
             if slow is None:
                 return ""
-            host = self.hosts.get(self._ranks[slow.rank].machine, "")
-            return slow.describe(host if len(self.hosts) > 1 else "")
+            host = self._hosts.get(self._ranks[slow.rank].machine, "")
+            return slow.describe(host if len(self._hosts) > 1 else "")
 
     def rows(self) -> list[RankRow]:
         now = time.monotonic()
@@ -182,7 +168,7 @@ class RunStats:
         return RankRow(
             rank=rank,
             machine=known.machine,
-            host=self.hosts.get(known.machine, ""),
+            host=self._hosts.get(known.machine, ""),
             step=last.step,
             total=last.total,
             loss=last.loss if last.loss is not None and math.isfinite(last.loss) else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -77,12 +78,8 @@ def test_the_machine_of_a_slow_rank_is_named_where_there_are_several() -> None:
         stats.note(0, WAITING)
         stats.note(1, SLOW, 1, "n2")
     assert told[0].startswith("rank 1 on n2 delays all ranks")
-    assert stats.to_json(str)["slowest"] == {
-        "rank": 1,
-        "machine": 1,
-        "cost_ms": pytest.approx(30),
-        "cause": "data",
-    }
+    slowest = {"rank": 1, "machine": 1, "cost_ms": pytest.approx(30), "cause": "data"}
+    assert stats.to_json(str)["slowest"] == slowest
 
 
 def test_a_lost_machine_is_shown_has_no_rate_and_holds_up_nobody_until_the_next_attempt() -> None:
@@ -106,9 +103,13 @@ def test_a_lost_machine_is_shown_has_no_rate_and_holds_up_nobody_until_the_next_
     assert [row.is_lost for row in stats.rows()] == [False]
 
 
-def test_of_a_run_that_stands_still_neither_a_rate_nor_an_end_is_told() -> None:
+def test_of_a_run_that_stands_still_neither_a_rate_nor_an_end_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats, _ = run_of(1)
-    stats.note(0, USUAL, age_s=9)
+    stats.note(0, USUAL)
+    later = time.monotonic() + 9
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     assert stats.line() == "step 100/1000  85 % compute, 10 % data, 5 % sync  no step for 0:09"
 
 
@@ -174,7 +175,7 @@ def test_steps_that_are_told_late_change_how_far_the_run_is_and_nothing_else() -
     stats, _ = run_of(2)
     note(stats, USUAL._replace(step=80), USUAL, times=2)
     before = stats.rows()
-    stats.note(0, USUAL.empty_at(103, 0.25), age_s=9.0)
+    stats.note(0, USUAL.empty_at(103, 0.25))
     row, other = stats.rows()
     assert (row.step, row.loss) == (103, 0.25)
     assert row.age_s < 9
