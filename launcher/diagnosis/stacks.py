@@ -28,14 +28,17 @@ from headway.launcher.diagnosis.torch_messages import (
     STOPPED_STATES,
 )
 
-_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    _PACKAGE + os.sep,
+    PACKAGE,
     "<frozen",
 )
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
+_LAUNCHER = os.path.join(PACKAGE, "launcher") + os.sep
+BEFORE_SCRIPT = (_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy")
+"""Prefixes of the files whose calls precede those of the script."""
+
 _FRAME = re.compile(STACK_FRAME)
 
 
@@ -57,7 +60,7 @@ def _is_in_library(file: str) -> bool:
 def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
     """Remove the launcher's threads, and the launcher's calls that precede those of the script."""
     users = [
-        tuple(dropwhile(_is_before_script, stack))
+        tuple(dropwhile(lambda frame: frame.file.startswith(BEFORE_SCRIPT), stack))
         for stack in stacks
         if stack and not stack[0].file.startswith(_LAUNCHER)  # the thread of rank_monitor
     ]
@@ -87,10 +90,6 @@ def describe_crash(lines: Sequence[str]) -> list[str]:
 def parse_traceback(text: str) -> Stack:
     found = filter(None, map(_FRAME.match, text.splitlines()))
     return tuple(Frame(call["file"], int(call["line"]), call["function"]) for call in found)
-
-
-def _is_before_script(frame: Frame) -> bool:
-    return frame.file.startswith((_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy"))
 
 
 def format_stack(stack: Stack) -> Iterable[str]:

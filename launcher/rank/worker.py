@@ -27,6 +27,7 @@ from headway.ipc.progress import process_progress
 from headway.ipc.records import Crash, Frame, ScriptEnd
 from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
+from headway.launcher.diagnosis.stacks import BEFORE_SCRIPT, PACKAGE
 from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
@@ -38,8 +39,6 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 T = TypeVar("T")
 
-_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
-_LAUNCHER = os.path.join(_PACKAGE, "launcher") + os.sep
 _GLOO_WAIT_S = 0.02  # for gloo's threads to release their last works; see distributed/world.py
 
 _BOOTSTRAP = """\
@@ -354,7 +353,7 @@ def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
     is_on_purpose = isinstance(error, (HeadwayError, SyntaxError, KeyboardInterrupt))
     if is_on_purpose or not codes or codes[-1].co_name == "__getattr__":  # no such attribute
         return False
-    return codes[-1].co_filename.startswith(_PACKAGE)
+    return codes[-1].co_filename.startswith(PACKAGE)
 
 
 def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
@@ -383,15 +382,14 @@ def _has_default_excepthook() -> bool:
 def _format_briefly(error: BaseException, text: str | None = None) -> list[str]:
     """Format the script's frames, followed by `text` or the error's message."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
     message = str(error) if text is None else text
     return [*traceback.format_list(theirs), f"{type(error).__name__}: {message}\n"]
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     """Remove Headway's frames: those before the script, and wrappers of torch functions."""
-    ours = (_LAUNCHER, "<frozen runpy")
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(BEFORE_SCRIPT):
         trace = trace.tb_next
     kept, wrappers = trace, (rank_monitor.__file__, process_groups.__file__)
     while kept is not None:
