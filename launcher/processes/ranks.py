@@ -219,11 +219,8 @@ class RankProcesses:
         while alive := self._alive():
             now = time.monotonic()
             shutdown = shutdown._replace(is_cut_short=self.is_cut_short)
-            if (
-                shutdown.failed_at > now
-                and shutdown.will_save
-                and (self._has_failure() or self._has_left())
-            ):
+            may_save = shutdown.will_save and shutdown.failed_at > now
+            if may_save and (self._has_failure() or self._has_left()):
                 shutdown = shutdown._replace(failed_at=now)
             killable = alive if self._grace.kills_idle else []
             idle = [rank for rank in killable if self.channels[rank].may_be_killed]

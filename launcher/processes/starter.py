@@ -260,11 +260,8 @@ def require_resources(num_ranks: int) -> None:
 
     Otherwise, torch's store would abort this process, or hang.
     """
-    if (
-        -1
-        < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        < _NUM_FILES + _FILES_PER_RANK * num_ranks
-    ):
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if -1 < limit < _NUM_FILES + _FILES_PER_RANK * num_ranks:
         raise cannot_start(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     try:
         os.getcwd()

@@ -181,9 +181,8 @@ def _signals(agent: Agent) -> Iterator[None]:
             return
         if not agent.handler.forwards_stop:
             received.append(number)
-        is_repeated = (
-            is_stopped and agent.ranks.is_stopping
-        )  # unless other code swallowed the first one
+        # other code may have swallowed the first one
+        is_repeated = is_stopped and agent.ranks.is_stopping
         is_stopped = True
         ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
         agent.handler.report_stop(number, ends_grace=ends_grace)
