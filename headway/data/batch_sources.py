@@ -184,7 +184,7 @@ class Indices:
     """
 
     iteration: LoaderIteration  # for the next `iter()`, which torch calls twice with workers
-    first: Any = None  # rank 0's indices in the latest iteration's first round
+    first: Any = None  # rank 0's indices in the first round of the first iteration
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
@@ -218,20 +218,22 @@ class Indices:
 
     def _ahead(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         rounds = self._drawn(iteration)  # lazy: starts with the first request
-        to_load, own, is_first = self._order.loading(), self._division.own, True
+        to_load, own = self._order.loading(), self._division.own
+
+        def part_of(samples: list[Any], part: slice) -> Any:
+            indices = samples[part] if self._is_batched else samples[part][0]
+            return indices if to_load is None else to_load(indices)
+
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
             parts = slices[own]
             batch = batch._replace(is_last=following is None)
             given.extend([batch] * (len(parts) or 1))
-            for part in (slices[0], *parts) if is_first else parts:
-                indices = samples[part] if self._is_batched else samples[part][0]
-                to_yield = indices if to_load is None else to_load(indices)
-                if is_first:
-                    self.first, is_first = to_yield, False
-                else:
-                    yield to_yield
+            if self.first is None:
+                self.first = part_of(samples, slices[0])
+            for part in parts:
+                yield part_of(samples, part)
 
     def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
         num_ranks = self._division.num_ranks

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import copy
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.data.order import Draws, StartPosition
+from headway.data.order import Draws
 from headway.data.script_loaders import is_of_datasets
 
 if TYPE_CHECKING:
     from headway.data.loader_set import LoaderSet
+
+
+class StartPosition(NamedTuple):
+    """The start of an iteration: its epoch, and the samples to skip."""
+
+    epoch: int = 0
+    taken: int = 0  # samples of all ranks; batches, if their size is unknown
+    checksum: int = 0  # of the taken batches
+    # states from which the epoch is drawn, instead of seed and epoch: those of torch's first epoch,
+    # or of the generators that are attributes of a stream without state
+    first: Sequence[Any] | None = None
+    stream: Any = None  # the dataset's state after the taken batches
+    depth: int = 0  # number of enclosing iterations over the loader when the epoch began
+    before: tuple[int, int, Any] | None = None  # batches, checksum and `first` of the last epoch
 
 
 class LoaderIteration:
@@ -33,8 +48,6 @@ class LoaderIteration:
         self.sums = array("L")  # running checksums of batches from a custom sampler
         self.checksum = 0  # of the batches from a stream without state
         self.stream: Any = None  # dataset state after the batches yielded so far
-        # initial states of the loader's own generators, if resuming rereads batches
-        self.generators: list[Any] | None = None
 
     @property
     def reread(self) -> int:
@@ -45,6 +58,16 @@ class LoaderIteration:
     def taken(self) -> int:
         """`StartPosition.taken` after the batches yielded so far."""
         return self.start.taken + self.rounds * self.owner.per_round
+
+    @property
+    def position(self) -> StartPosition:
+        """The position from which a run resumes that stops after the batches yielded so far."""
+        if self.is_complete:
+            return self.next_epoch
+        taken, number = self.taken, self.taken // self.owner.unit
+        checksum = [self.checksum, *self.sums[number - 1 : number]][-1]
+        own = self.first, self.stream, self.depth
+        return StartPosition(self.start.epoch, taken, checksum, *own)
 
     @property
     def next_epoch(self) -> StartPosition:
@@ -121,14 +144,12 @@ class Epochs:
     @property
     def number(self) -> int:
         """The number of the current epoch; once that epoch is complete, the number of the next."""
-        return self._resume_start.epoch
+        return self._position.epoch
 
     @property
-    def _resume_start(self) -> StartPosition:
+    def _position(self) -> StartPosition:
         current = self.current
-        if current is None:
-            return self.next_start
-        return current.next_epoch if current.is_complete else current.start
+        return self.next_start if current is None else current.position
 
     @property
     def samples(self) -> int:
@@ -137,13 +158,8 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position from which a run resumes."""
-        current, start = self.current, self._resume_start
-        if current is not None and not current.is_complete:
-            taken, number = current.taken, current.taken // self.unit
-            checksum = [current.checksum, *current.sums[number - 1 : number]][-1]
-            own = current.first, current.stream, current.depth
-            start = StartPosition(start.epoch, taken, checksum, *own)
-        elif self.stream is not None and start.stream is None:
+        start = self._position
+        if self.stream is not None and start.stream is None:
             start = start._replace(stream=self.stream_state)
             if start.stream is None and not is_of_datasets(self.stream):
                 self.run.report(_LEFT_STREAM)

@@ -24,10 +24,10 @@ from headway.data.configuration import (
     with_batches_of_ranks,
 )
 from headway.data.division import Division, samples_in
-from headway.data.epochs import Epochs, LoaderIteration
+from headway.data.epochs import Epochs, LoaderIteration, StartPosition
 from headway.data.generators import Generators, mixed
 from headway.data.loader_set import LoaderSet
-from headway.data.order import Draws, SampleOrder, StartPosition, SyncStates
+from headway.data.order import Draws, SampleOrder, SyncStates
 from headway.data.script_loaders import (
     AttributeProxy,
     LoaderWithoutFirst,
@@ -244,15 +244,14 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         if start.taken:
             self._load_stream(current)
         if not self._is_map and self.epochs.stream is None:
-            current.generators = self._own.states()
-            if current.depth and current.generators:  # an open iteration draws from them, too
+            self._own.restore(current.first or ())
+            current.first = self._own.states()
+            if current.depth and current.first:  # an open iteration draws from them, too
                 self.run.report(_STREAM_NOTE)
         if current.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
             self._seeds.begin_epoch(start.epoch, start.taken - current.reread)
-        if getattr(self._batch_source.loader, "_iterator", None) is not None and start.epoch:
-            self._report_persistent_workers()  # that an earlier iteration has started
         if self._is_plain and not current.is_new:
             number = mixed(self.draws.seed or 0, start.epoch, self._division.rank + 2)
             vars(self._batch_source.loader)["generator"] = torch.Generator().manual_seed(number)
@@ -285,11 +284,6 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             own = "" if length is None or self.data_shards else f"{length} "
             self.run.report(_DROPPED.format(own, total, total // num_ranks, num_ranks))
 
-    def _report_persistent_workers(self) -> None:
-        """Log that persistent workers do not get the epoch number of the script's dataset."""
-        if hasattr(self._data, "set_epoch") and not is_of_datasets(self._data):
-            self.run.report(_EPOCH_OF_WORKERS)
-
     # ------------------------------------------------------------------ position
 
     @property
@@ -319,18 +313,18 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             >>> [batch.tolist() for batch in loader]
             [[2, 3]]
         """
-        saved, current = self.epochs.state_dict(), self.epochs.current
-        at_begin = None if current is None or current.is_complete else current.generators
+        saved = self.epochs.state_dict()
         init = getattr(self._read, "worker_init_fn", None)
         is_persistent = getattr(self._proxied, "persistent_workers", False)
         is_within = is_persistent or StartPosition(*saved["place"]).taken  # workers would continue
         if is_within and isinstance(init, ShieldedWorker) and init.has_drawn:
             self.run.report(_DRAWN_IN_WORKERS)
-        if is_persistent:
-            self._report_persistent_workers()
+        is_in_workers = is_persistent and hasattr(self._data, "set_epoch")
+        if is_in_workers and not is_of_datasets(self._data):
+            self.run.report(_EPOCH_OF_WORKERS)
         return saved | {
             "order": self.draws.seed,
-            "generators": at_begin or self._own.states(),
+            "generators": self._own.states(),
             "seed": None if self._seeds is None else self._seeds.seed,
             "size": self.epochs.batch_size,
             "total": self.total_batch_size,

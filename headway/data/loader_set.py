@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from headway.data.epochs import Epochs, LoaderIteration
-from headway.data.order import StartPosition
+from headway.data.epochs import Epochs, LoaderIteration, StartPosition
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress

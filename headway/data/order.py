@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from itertools import chain, count, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
@@ -22,19 +22,6 @@ if TYPE_CHECKING:
 
 _END = object()
 SyncStates = Callable[[list[Any]], list[Any]]
-
-
-class StartPosition(NamedTuple):
-    """The start of an iteration: its epoch, and the samples to skip."""
-
-    epoch: int = 0
-    taken: int = 0  # samples of all ranks; batches, if their size is unknown
-    checksum: int = 0  # of the taken batches
-    # generator states of the loader's first iteration; None: draws depend on seed and epoch only
-    first: Sequence[Any] | None = None
-    stream: Any = None  # the dataset's state after the taken batches
-    depth: int = 0  # number of enclosing iterations over the loader when the epoch began
-    before: tuple[int, int, Any] | None = None  # batches, checksum and `first` of the last epoch
 
 
 def _number_of(states: Sequence[Any], generators: Generators) -> int:

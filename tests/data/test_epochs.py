@@ -325,12 +325,6 @@ def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
     workers: Any = {"num_workers": 1, "persistent_workers": True}
     PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
     assert "does not reach persistent workers" in notes(capsys)
-    loader = PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress()))
-    for epoch in range(2):
-        assert notes(capsys) == "", "workers start in the first epoch"
-        loader.set_epoch(epoch)
-        next(iter(loader))
-    assert "does not reach persistent workers" in notes(capsys)
     monkeypatch.setattr(Counting, "__module__", "datasets.iterable_dataset")
     PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
     assert notes(capsys) == "", "in memory that workers share"
