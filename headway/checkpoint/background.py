@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from weakref import WeakMethod
 
 import torch
@@ -26,6 +27,13 @@ from headway.ipc import signals
 from headway.ipc.progress import WRITER
 from headway.ipc.stderr import flush_streams
 
+_MANY_TENSORS = 256
+_PAUSE_S = 0.005
+"""Pause after each of many tensors, so that the thread holds Python's lock for 2% of the time.
+
+Few tensors are written in less time than one pause would add.
+"""
+
 
 class Background:
     """Writes one checkpoint at a time in the background; all ranks must call `start` and `wait`.
@@ -41,6 +49,7 @@ class Background:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._written = threading.Event()  # set by the writing thread
+        self._is_awaited = threading.Event()  # the writing thread does not pause any more
         self._failure: Exception | None = None
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
@@ -53,6 +62,7 @@ class Background:
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
         self._written.clear()
+        self._is_awaited.clear()
         thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
         thread.daemon = True  # at exit, Python joins other threads, and a signal would kill it then
         thread.start()
@@ -91,7 +101,9 @@ class Background:
 
     def _write(self, prepared: Prepared, group: dist.ProcessGroup | None) -> None:
         try:
-            write_prepared(prepared, group)
+            is_large = len(prepared.tensors) > _MANY_TENSORS
+            pause = partial(self._is_awaited.wait, _PAUSE_S) if is_large else bool
+            write_prepared(prepared, group, pause)
         except Exception as error:  # noqa: BLE001  raised when the script waits
             self._failure = error
         finally:
@@ -104,6 +116,7 @@ class Background:
 
     def _join(self) -> None:
         if self._thread is not None and self._thread.is_alive():  # false in a forked process
+            self._is_awaited.set()
             self._written.wait()  # an interrupted join() marks the thread as finished (Python 3.11)
             self._thread.join()
 

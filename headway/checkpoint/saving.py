@@ -117,15 +117,20 @@ def prepare_checkpoint(
     return Prepared(target, pending, shared, own, written, progress, times, then)
 
 
-def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
+def write_prepared(
+    prepared: Prepared,
+    group: dist.ProcessGroup | None = None,
+    pause: Callable[[], object] = bool,
+) -> None:
     """Write and commit a checkpoint; a collective call, which raises on all ranks or on none.
 
-    `group` is the process group to use; None is the default group.
+    `group` is the process group to use; None is the default group. `pause` is called after each
+    tensor.
     """
     rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
     with remove_on_failure(pending):
-        checksums = save_tensors(tensors, pending / TENSORS, group)
+        checksums = save_tensors(tensors, pending / TENSORS, group, pause)
         known = {f"{TENSORS}/{name}": crc for name, crc in checksums.items()}
 
         def write() -> list[File]:

@@ -14,7 +14,7 @@ import os
 import stat
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -78,16 +78,21 @@ class Index(NamedTuple):
 
 
 def save_tensors(
-    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None = None
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    group: dist.ProcessGroup | None = None,
+    pause: Callable[[], object] = bool,
 ) -> dict[str, int]:
     """Write tensors to a new folder; a collective call. Names may differ between ranks.
 
     The lowest rank that passes a tensor writes it; each rank writes its own part of a DTensor.
+    `pause` is called after each tensor.
+
     Returns the CRC-32 of each file that this rank has written, including the indexes on rank 0; the
     files may not be flushed to disk yet.
     """
     writer = _Writer(folder, overwrite=False, sync_files=False)
-    writer.fs = files = _ChecksummedFiles()
+    writer.fs = files = _ChecksummedFiles(pause)
     try:
         with _single_process_quietly():
             save(
@@ -136,15 +141,16 @@ class _Writer(FileSystemWriter):
 
 
 class _ChecksummedFiles(FileSystem):
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[], object]) -> None:
         self.checksums: dict[str, int] = {}
+        self._pause = pause
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         with open(path, mode, buffering=0) as raw:  # `headway estimate` redirects open()
             stream = _Checksummed(raw)
             try:
-                with _Buffered(stream, _BUFFER_SIZE) as buffered:
+                with _Buffered(stream, self._pause) as buffered:
                     yield buffered
             except Exception:
                 if stream.failure is None:
@@ -157,8 +163,12 @@ class _ChecksummedFiles(FileSystem):
 class _Buffered(io.BufferedWriter):
     """Combines writes of small tensors, because torch.save flushes its file after each tensor."""
 
+    def __init__(self, raw: io.RawIOBase, pause: Callable[[], object]) -> None:
+        super().__init__(raw, _BUFFER_SIZE)
+        self._pause = pause
+
     def flush(self) -> None:
-        pass
+        self._pause()
 
     def close(self) -> None:
         if not self.closed:

@@ -21,13 +21,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E4
 from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
 from headway.accelerator import Accelerator  # noqa: E402
-from headway.checkpoint import saving  # noqa: E402
+from headway.checkpoint import background, saving  # noqa: E402
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.manifest import unlisted_files, verify  # noqa: E402
 from headway.checkpoint.saving import CheckpointProgress, Contents  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
+from headway.ipc.progress import WRITER  # noqa: E402
 from headway.trackers.project import ProjectConfiguration  # noqa: E402
 from tests.checkpoint.saving import save_checkpoint  # noqa: E402
 from tests.distributed.launching import environment, run, script  # noqa: E402
@@ -101,6 +102,21 @@ def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
     assert addresses[0] == addresses[1]
 
 
+def test_a_write_of_many_tensors_pauses_until_it_is_waited_for(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_PAUSE_S", 600.0)
+    model = torch.nn.ParameterList([torch.ones(1) for _ in range(300)])
+    accelerator.prepare(model)
+    folder = Path(accelerator.save_state(wait=False))
+    [writer] = (t for t in threading.enumerate() if t.name == WRITER)
+    writer.join(1)
+    assert writer.is_alive()
+    assert checkpoints_in(folder.parent) == []
+    accelerator.wait_for_checkpoint()
+    assert [checkpoint.path for checkpoint in checkpoints_in(folder.parent)] == [folder]
+
+
 @pytest.mark.parametrize("how", ["wait", "save", "load", "end"])
 def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
     how: str, accelerator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -110,7 +126,7 @@ def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
         patch.setattr(saving, "save_tensors", fail)
         accelerator.save_state(wait=False)
         for thread in threading.enumerate():
-            if thread.name == "headway-checkpoint":
+            if thread.name == WRITER:
                 thread.join()
     wait = {
         "wait": accelerator.wait_for_checkpoint,
