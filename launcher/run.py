@@ -83,7 +83,7 @@ def exit_on_stop_signals(starter: Starter, recorder: Recorder | None = None) -> 
     """Exit on stop signals without raising an exception, which an import of torch could swallow."""
 
     def end(number: int, _: object) -> None:
-        signals.ignore(*STOP_SIGNALS)
+        signals.trap(signal.SIG_IGN, *STOP_SIGNALS)
         starter.close()
         stop = signal.Signals(number)
         line = "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"

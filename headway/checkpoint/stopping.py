@@ -97,7 +97,7 @@ class StopSignals:
         """Ignore signals until this process exits; during shutdown, Python runs no handlers."""
         for number in self._before:
             if signal.getsignal(number) == self._record:
-                signals.ignore(number)
+                signals.trap(signal.SIG_IGN, number)
 
     def _restore(self, *numbers: int) -> None:
         """Restore the previous handlers, except where the script has replaced Headway's."""

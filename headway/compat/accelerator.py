@@ -71,8 +71,7 @@ class AcceleratedScheduler(PreparedScheduler):
         """Return whether a fixed-length scheduler (OneCycleLR) is finished."""
         if self.split_batches or not hasattr(self.scheduler, "total_steps"):
             return False
-        has_ended: bool = self.scheduler._step_count > self.scheduler.total_steps
-        return has_ended
+        return bool(self.scheduler._step_count > self.scheduler.total_steps)
 
 
 class _Preparer(Preparer):

@@ -36,7 +36,7 @@ def with_shielded_workers(loader: Any, *, records_draws: bool = False) -> Any:
     if isinstance(loader.worker_init_fn, ShieldedWorker):
         return loader
     # runs before multiprocessing sends SIGTERM to remaining workers at the rank's exit
-    Finalize(None, signals.ignore, (signal.SIGTERM,), exitpriority=0)
+    Finalize(None, signals.trap, (signal.SIG_IGN, signal.SIGTERM), exitpriority=0)
     init = ShieldedWorker(loader.worker_init_fn)
     if is_plain(loader):
         collate = init.recording_draws(loader.collate_fn) if records_draws else loader.collate_fn

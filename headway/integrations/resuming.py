@@ -25,7 +25,7 @@ import torch.distributed as dist
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, Code
-from headway.ipc.paths import is_absent
+from headway.ipc.paths import is_absent, write_atomic
 from headway.ipc.progress import process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
@@ -140,13 +140,9 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
     own = os.path.realpath(checkpoint.path)
     others = [entry for entry in read_list(folder) if os.path.realpath(entry.path) != own]
     within = [c._replace(path=os.path.relpath(c.path, folder)) for c in (*others, checkpoint)]
-    pending = folder / f"{LIST}.pending"
+    text = json.dumps(plain(Checkpoints(tuple(within))), indent=1)
     try:
-        with open(pending, "w", encoding="utf-8") as file:
-            json.dump(plain(Checkpoints(tuple(within))), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        pending.replace(folder / LIST)
+        write_atomic(str(folder / LIST), text, flushes=True)
     except OSError as error:
         what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
         log(f"note: {what}; to use the checkpoint, pass its path to --resume")

@@ -70,12 +70,18 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(handle)
 
 
-def write_atomic(path: str, text: str) -> None:
-    """Write a file atomically: after an OSError, the file is unchanged, or still does not exist."""
+def write_atomic(path: str, text: str, *, flushes: bool = False) -> None:
+    """Write a file atomically: after an OSError, the file is unchanged, or still does not exist.
+
+    With `flushes`, the text is on the disk before the file is replaced.
+    """
     partial = f"{path}-{os.getpid()}"
     try:
-        with open(partial, "w") as file:
+        with open(partial, "w", encoding="utf-8") as file:
             file.write(text)
+            if flushes:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):

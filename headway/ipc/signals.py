@@ -17,6 +17,10 @@ Handler = Any
 
 
 def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
+    """Set a handler for these signals; return the previous handlers.
+
+    A signal that is ignored with SIG_IGN remains ignored after an exec.
+    """
     return {number: signal.signal(number, handler) for number in numbers}
 
 
@@ -57,11 +61,6 @@ def collect_signals(*numbers: int) -> Iterator[list[int]]:
         yield received
     finally:
         restore_handlers(before)
-
-
-def ignore(*numbers: int) -> dict[int, Handler]:
-    """Ignore signals, even after an exec; return the previous handlers."""
-    return trap(signal.SIG_IGN, *numbers)
 
 
 def ignore_until_exec(*numbers: int) -> None:

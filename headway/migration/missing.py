@@ -186,8 +186,7 @@ def feature_of_member(name: str) -> Feature | None:
 
 
 def feature_of_module(module: str) -> Feature | None:
-    snake = _WORD_START.sub("_", module).lower()
-    words = f"_{snake}_"
+    words = f"_{_WORD_START.sub('_', module).lower()}_"
     return next((t for t in FEATURES if any(f"_{word}_" in words for word in t.words)), None)
 
 

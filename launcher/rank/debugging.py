@@ -35,7 +35,7 @@ def borrowed_terminal() -> Iterator[None]:
 
     modes = termios.tcgetattr(0)
     # SIGTTOU would suspend a background launcher when it sets the modes
-    before = signals.ignore(signal.SIGTSTP, signal.SIGTTOU)
+    before = signals.trap(signal.SIG_IGN, signal.SIGTSTP, signal.SIGTTOU)
     try:
         yield
     finally:

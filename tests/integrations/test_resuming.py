@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_listed_is_told_and_the_list_stays_as_it_was
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(json, "dump", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     add_to_list(tmp_path, TrainerSave(str(tmp_path), "1"))
     assert "cannot be listed" in capsys.readouterr().err
     assert len(read_list(tmp_path)) == 1

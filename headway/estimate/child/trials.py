@@ -44,7 +44,7 @@ _OUTPUT_BYTES = 2**16  # large, as a crash prints a list of all native modules l
 
 
 def main() -> None:
-    signals.ignore(signal.SIGINT)  # Ctrl-C terminates the planner
+    signals.trap(signal.SIG_IGN, signal.SIGINT)  # Ctrl-C terminates the planner
     _import_for_all()
     wake_fds = wake_on_child_exit()
     for line in sys.stdin:
