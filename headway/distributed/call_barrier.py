@@ -28,6 +28,7 @@ from headway.distributed.world import before_leaving, default_store, group_timeo
 from headway.errors import Code, UsageError
 from headway.ipc.process_groups import has_exited, process_address, read_groups
 from headway.ipc.progress import process_progress
+from headway.ipc.records import HEADWAY_GROUP, Collective, Group
 from headway.ipc.step_clock import SYNC
 
 _CHECK_EVERY_S = 0.5  # interval for checking the other ranks' positions, per _RANKS_PER_CHECK ranks
@@ -141,10 +142,13 @@ def watch(*groups: dist.ProcessGroup) -> None:
         barriers.groups += [group for group in groups if group not in barriers.groups]
 
 
-def last_barrier() -> tuple[int, str, bool] | None:
+def last_barrier() -> tuple[Group, ...]:
+    """Return a group whose collective is the last barrier; empty before the first barrier."""
     if current is None:
-        return None
-    return current.number + current.is_waiting, current.last.call, current.is_waiting
+        return ()
+    number, is_done = current.number + current.is_waiting, not current.is_waiting
+    last = Collective(number, current.last.call, "", is_done, entered_at=0.0)
+    return (Group(HEADWAY_GROUP, None, (last,)),)
 
 
 def script_location(frame: FrameType | None = None) -> str:

@@ -24,7 +24,6 @@ from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATI
 
 _EXIT_DELAY_S = 5.0  # for the launcher to notice an exit on a busy machine
 _MAX_LINES = 12  # of a failed rank's output in the report
-_RECORDED_LINES = 40  # of a failed rank's output in the run record
 # text that differs between repetitions of an error: addresses, numbers of loader workers
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=worker process )\d+")
 
@@ -191,7 +190,7 @@ def find_failure(
             first.exited_silently,
             -first.code in signals_received,
         ),
-        last_lines=tuple(describe_crash(lines) or lines[-_RECORDED_LINES:]),
+        last_lines=tuple(describe_crash(lines) or lines),
         suspicion=suspicion,
         killed=describe_killed(ended),
     )

@@ -25,7 +25,7 @@ from typing import Any
 from headway.ipc import process_groups
 from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.progress import Channel, Progress, identity, process_progress
-from headway.ipc.records import HEADWAY_GROUP, Collective, Frame, Group, RankReady, StatusReply
+from headway.ipc.records import Frame, Group, RankReady, StatusReply
 from headway.ipc.run_contract import port_of_store
 from headway.launcher.rank.import_hooks import call_after_import
 
@@ -179,14 +179,5 @@ def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
 
 def read_groups() -> tuple[Group, ...]:
     """Return this rank's process groups, plus a group with the runtime's own collective calls."""
-    return _calls_of_all_ranks() + process_groups.read_groups()
-
-
-def _calls_of_all_ranks() -> tuple[Group, ...]:
-    module = sys.modules.get("headway.distributed.call_barrier")
-    last = None if module is None else module.last_barrier()
-    if last is None:
-        return ()
-    number, call, is_waiting = last
-    collective = Collective(number, call, "", is_done=not is_waiting, entered_at=0.0)
-    return (Group(HEADWAY_GROUP, None, (collective,)),)
+    calls = sys.modules.get("headway.distributed.call_barrier")
+    return (*(calls.last_barrier() if calls is not None else ()), *process_groups.read_groups())
