@@ -197,10 +197,8 @@ def _signals(agent: Agent) -> Iterator[None]:
         agent.signals_received.add(number)
         agent.forward(number)
 
-    def show_stacks(*_: object) -> None:
-        agent.watch.ask()
-
-    before = signals.trap(show_stacks, signal.SIGQUIT)  # a shell's `&` has ignored it
+    # a shell's `&` has ignored it
+    before = signals.trap(lambda *_: agent.watch.ask(), signal.SIGQUIT)
     for handler, numbers in ((stop, STOP_SIGNALS), (forward, _FORWARDED)):
         for number in numbers:
             if signal.getsignal(number) != signal.SIG_IGN:
