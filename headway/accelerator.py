@@ -171,8 +171,7 @@ class Accelerator(Process):
         **unsupported: NoReturn,
     ) -> None:
         given = Arguments.select(locals())
-        if unsupported:
-            reject_unsupported(unsupported, signature(Accelerator).parameters)
+        reject_unsupported(unsupported, signature(Accelerator).parameters)
         arguments = self._accepted(given)
         setup = set_up_accelerator(arguments)
         training, project = setup.training, setup.project
@@ -435,7 +434,8 @@ class Accelerator(Process):
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which the gradients of `model` are not synchronized across ranks."""
-        return self.parts.steps.no_sync(model)
+        training = self.parts.training
+        return training.accumulation.refusing_tokens(training.strategy.no_sync(model))
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which a backward pass synchronizes gradients despite `no_sync`.
@@ -472,7 +472,7 @@ class Accelerator(Process):
 
     def set_trigger(self) -> None:
         """Make the next `check_trigger()` return True on all ranks; can be called on any rank."""
-        self.parts.steps.set_trigger()
+        self.parts.steps.is_triggered = True
 
     def check_trigger(self) -> bool:
         """Return whether any rank has called `set_trigger()` since the last check.

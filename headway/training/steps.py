@@ -33,7 +33,7 @@ class Steps:
 
     def __init__(self, training: Training) -> None:
         self.training = training
-        self.is_triggered = False
+        self.is_triggered = False  # whether this rank has called `set_trigger()`
 
     def backward(
         self, loss: torch.Tensor, num_tokens: int | torch.Tensor | None, kwargs: dict[str, Any]
@@ -135,9 +135,6 @@ class Steps:
             stack.enter_context(strategy.no_sync_in_micro_batch(model))
         return stack
 
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return self.training.accumulation.refusing_tokens(self.training.strategy.no_sync(model))
-
     @contextmanager
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None, *, usual: bool
@@ -161,9 +158,6 @@ class Steps:
             training.ranks_may_differ = not even
             stack.callback(setattr, training, "ranks_may_differ", False)
             yield
-
-    def set_trigger(self) -> None:
-        self.is_triggered = True
 
     def check_trigger(self) -> bool:
         is_triggered = torch.tensor(int(self.is_triggered), device=self.training.world.device)
