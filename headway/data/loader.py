@@ -37,6 +37,7 @@ from headway.data.script_loaders import (
     is_of_datasets,
     is_plain,
     len_of,
+    samplers_of,
     source_of,
     split_by_rank,
 )
@@ -68,8 +69,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     the same state on all ranks; samplers without one must draw the same order from their own seed.
     A stream (`IterableDataset`) is split by its shards if possible; otherwise, every rank reads the
     entire stream. In the first iteration, the ranks check that their data are the same, unless the
-    data are `already_sharded`. Streams are read one batch ahead to detect the last batch, so one
-    more batch has been read after a `break`.
+    data are `already_sharded`. Streams, and loaders that override `__iter__`, are read one batch
+    ahead to detect the last batch, so one more batch has been read after a `break`.
 
     With `dispatch_batches`, and for a loader that overrides `__iter__`, only rank 0 reads the data,
     and it sends each rank its batches. Batches of an overridden `__iter__` keep their sizes. If
@@ -121,7 +122,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         self.run = run or LoaderSet(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
         self._seeds = None if seed is None else SampleSeeds(seed, rank if is_presharded else 0)
-        self._sources = _sources_of(loader)
+        self._sources = [loader, *samplers_of(loader), self._data]
         self._own = Generators(self._sources, only_torch=False)
         del self._own.all[:3]  # the global generators
         self.draws: Any = self._draws(seed, number)  # a SampleOrder for a map-style dataset
@@ -459,14 +460,6 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 code=Code.CHANGED_LATE,
             )
         super().__setattr__(name, value)
-
-
-def _sources_of(loader: Any) -> list[Any]:
-    """Return a loader, its samplers and its dataset, without duplicates."""
-    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
-    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
-    found = [loader, *samplers, getattr(loader, "dataset", None)]
-    return [*{id(source): source for source in found if source is not None}.values()]
 
 
 class _EpochSetter:

@@ -115,10 +115,16 @@ def len_of(data: Any) -> int | None:
         return None
 
 
+def samplers_of(loader: Any) -> list[Any]:
+    """Return a loader's samplers, and the samplers that these wrap, without duplicates."""
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
+    return [*{id(sampler): sampler for sampler in samplers if sampler is not None}.values()]
+
+
 def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
     """Return the loader's DistributedSampler, or the one that its sampler wraps, if any."""
-    batches = getattr(loader, "batch_sampler", None)
-    samplers = [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    samplers = samplers_of(loader)
     samplers += [part for sampler in samplers for part in getattr(sampler, "__dict__", {}).values()]
     return next((sampler for sampler in samplers if isinstance(sampler, DistributedSampler)), None)
 
@@ -126,8 +132,7 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
 def num_repeats(loader: Any) -> int:
     """Return how many of this rank's last samples a DistributedSampler has added as padding."""
     sampler = distributed_sampler_of(loader)
-    sources = loader, getattr(loader, "batch_sampler", None)
-    is_wrapped = all(getattr(source, "sampler", None) is not sampler for source in sources)
+    is_wrapped = all(own is not sampler for own in samplers_of(loader))
     if sampler is None or sampler.drop_last or is_wrapped:
         return 0
     repeated = sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
