@@ -30,8 +30,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from typing import NamedTuple
 
@@ -56,6 +57,8 @@ from headway.launcher.rank import import_hooks, rank_monitor, worker
 _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server to kill processes after the grace period
 _NEVER = float("inf")
 _PRELOAD_AFTER_S = 5.0  # after this time without an event, the ranks' own imports have finished
+_CHECKPOINTS, _COMPILER = "torch.distributed.checkpoint", "torch._dynamo"
+_COMPILER_IMPORTED = signal.SIGURG  # ignored by default, so that a late one has no effect
 
 
 class ServerArgs(NamedTuple):
@@ -96,6 +99,9 @@ def main() -> None:
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
     rank_monitor.start(rank.fds[3])
     import_hooks.hide_torch()
+    if method == "fork":
+        report = partial(_report_compiler, os.getppid(), dict(os.environ))
+        import_hooks.call_after_import(_COMPILER, report)
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
 
@@ -110,6 +116,17 @@ def _warm_up() -> None:
     assert torch
     gc.collect()
     gc.freeze()
+
+
+def _report_compiler(server: int, environ: Mapping[str, str], _: object) -> None:
+    """Notify the server that torch's compiler was imported with the variables of the rank's start.
+
+    Creating an optimizer imports it, which takes longer than all of the launcher's own work. Its
+    configuration is read from the environment, which the script may have changed.
+    """
+    ignored = {"TORCHINDUCTOR_CACHE_DIR": ""}  # set by the import, and read later
+    if {**os.environ, **ignored} == {**environ, **ignored} and os.getppid() == server:
+        os.kill(server, _COMPILER_IMPORTED)
 
 
 def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
@@ -170,7 +187,9 @@ class _Server:
         self._job = job
         self._wake_fds = wake_on_child_exit()
         self._ranks: set[int] = set()  # pids
-        self._preload_after_s: float | None = None  # None: never, or done
+        self._has_restarts = False
+        self._to_preload: set[str] = set()
+        signals.ignore_until_exec(_COMPILER_IMPORTED)  # which still wakes the server
         self._selector = selectors.DefaultSelector()
         for fd in (launcher.fileno(), self._wake_fds[0]):
             self._selector.register(fd, selectors.EVENT_READ)
@@ -178,7 +197,8 @@ class _Server:
     def serve(self) -> Rank | None:
         """Serve until the launcher exits, then return None; in a forked child, return the rank."""
         while True:
-            ready = {key.fd for key, _ in self._selector.select(self._preload_after_s)}
+            timeout_s = _PRELOAD_AFTER_S if self._to_preload and self._has_restarts else None
+            ready = {key.fd for key, _ in self._selector.select(timeout_s)}
             if not ready:
                 self._preload()
             if self._wake_fds[0] in ready:
@@ -208,26 +228,31 @@ class _Server:
             os.close(theirs)
         if pid is None:
             return None
-        has_restarts = rank.env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-        if not self._ranks and self._job.method == "fork" and has_restarts:
-            self._preload_after_s = _PRELOAD_AFTER_S
+        if not self._ranks and self._job.method == "fork":
+            self._has_restarts = rank.env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+            self._to_preload |= {_CHECKPOINTS} - sys.modules.keys()
         self._ranks.add(pid)
         _reply(self._launcher, ProcessStart(pid))
         return pid
 
     def _preload(self) -> None:
-        """Import the modules that read checkpoints; a restarted rank then starts about 1 s faster.
+        """Import modules that a restarted rank needs: the readers of checkpoints, and the compiler.
 
         They are imported while the ranks train, and only if the ranks can be restarted.
         """
-        self._preload_after_s = None
+        environ = {**os.environ}
         with suppress(Exception):  # a rank that imports it reports the error
-            import_module("torch.distributed.checkpoint")
+            while self._to_preload:
+                import_module(self._to_preload.pop())
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
         gc.freeze()
 
     def _reap(self) -> None:
         """Reap adopted orphans, and report the ranks that have exited."""
-        os.read(self._wake_fds[0], 4096)
+        received = os.read(self._wake_fds[0], 4096)  # numbers of signals
+        if _COMPILER_IMPORTED in received and _COMPILER not in sys.modules:
+            self._to_preload.add(_COMPILER)
         with suppress(ChildProcessError):
             for pid, status in reap():
                 if pid in self._ranks:
@@ -323,7 +348,7 @@ def _init_rank(server_pid: int, rank: Rank) -> None:
     init_child(server_pid, rank.fds[:3])
     bind(rank.env.pop(CPUS_VARIABLE, ""))
     os.environ.update(rank.env)
-    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
+    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS, _COMPILER_IMPORTED)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.reset_handlers(signal.SIGHUP)
     _reopen_streams()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -14,7 +16,7 @@ import pytest
 from headway.commands.runs import restarts
 from headway.history.record import find
 from tests.distributed.families import survivors
-from tests.distributed.launching import launch, on_linux, script, start
+from tests.distributed.launching import executed, launch, on_linux, script, start
 from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = on_linux
@@ -75,20 +77,32 @@ PRELOADED = """
 import os, sys, time
 import psutil
 import torch
+found = [f"torch.{name}" in sys.modules for name in ("distributed.checkpoint", "_dynamo")]
+added = "TORCHINDUCTOR_CACHE_DIR" in os.environ  # by the import
+os.environ.update(dict.fromkeys(sys.argv[1:], "1"))
+torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     server, until = psutil.Process(os.getppid()), time.monotonic() + 60
     before = server.memory_info().rss
     while server.memory_info().rss < before + 2**22 and time.monotonic() < until:
         time.sleep(0.1)
     raise SystemExit(1)
-print("torch.distributed.checkpoint" in sys.modules)
+print(found, added)
 """
 
 
 @pytest.mark.long
-def test_what_reads_a_checkpoint_is_imported_while_the_ranks_train() -> None:
-    done = launch("-q", "--cpu", "--num-processes", "2", "--max-restarts", "1", script(PRELOADED))
-    assert done.stdout.count("True") == 2, done.stderr
+@pytest.mark.parametrize(("variable", "has_compiler"), [((), True), (("CHANGED",), False)])
+def test_readers_of_checkpoints_and_the_compiler_are_imported_while_the_ranks_train(
+    variable: tuple[str, ...], has_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    words = ["-q", "--cpu", "--num-processes", "2", "--max-restarts", "1"]
+    with executed():
+        done = launch(*words, script(PRELOADED), *variable)
+    for folder in Path(tempfile.gettempdir()).glob("torchinductor_*"):
+        shutil.rmtree(folder)  # torch has created it
+    assert done.stdout.count(f"[True, {has_compiler}] False") == 2, done.stderr
 
 
 def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
