@@ -92,7 +92,7 @@ def begin_and_import(self, *args, **kwargs):
     # these import torch, as the launcher does while its server imports torch, too
     from headway.launcher.multinode.rendezvous import Rendezvous
     from headway.launcher.processes.ranks import RankProcesses
-    after(RankProcesses, "_poll", "noticed", lambda result: result and result.is_failed())
+    after(RankProcesses, "poll", "noticed", lambda result: result.is_failed())
     after(RankProcesses, "_stop", "others terminated")
     after(Rendezvous, "pause", "restart_delay")
     after(RankProcesses, "start", "forked")

@@ -89,6 +89,7 @@ class Checkpointer:
             self.wait_for_checkpoint()
             self.save_to(target, allow_pickle, wait=wait, name=name, keep=project.total_limit)
         project.iteration += 1
+        self.training.run.note_save()
         return str(target)
 
     def save_to(

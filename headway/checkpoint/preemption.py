@@ -7,12 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakMethod
 
 from headway.checkpoint.checkpointer import Checkpointer
@@ -42,15 +41,14 @@ _KEEP = 2
 """The number of checkpoints that `checkpoint()` keeps by default; see `total_limit`."""
 
 
-class _EpochCounter:
-    """Base class of `ResumedRun` that holds the epoch counter, which is not a dataclass field."""
+class _Position(NamedTuple):
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    checkpoint: str | None = None
 
-    __slots__ = ("_count",)
-    _count: Callable[[int], Iterator[int]]
 
-
-@dataclass(frozen=True)
-class ResumedRun(_EpochCounter):
+class ResumedRun(_Position):
     """The position from which training resumes; all counts are 0 for a fresh start.
 
     Args:
@@ -61,10 +59,13 @@ class ResumedRun(_EpochCounter):
         checkpoint: the folder that was loaded; None for a fresh start.
     """
 
-    epoch: int = 0
-    step: int = 0
-    samples: int = 0
-    checkpoint: str | None = None
+    _begin: Callable[[], object] = bool
+    _count: Callable[[int], Iterator[int]]
+
+    @property
+    def epoch(self) -> int:
+        self._begin()
+        return self[0]
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs, from the resumed epoch to `total` - 1.
@@ -167,13 +168,14 @@ class Preemption:
         if path is not None and loader is not None:
             epoch = loader.epoch if training.run.epoch is None else training.run.epoch
             run = ResumedRun(epoch, step, loader.epochs.samples, path)
-        object.__setattr__(run, "_count", training.count_epochs)
+        training.run.await_epochs()
         if training.world.is_main:
             for line in (*lines, _describe_start(run, project)):
                 log(line)
             if self._checkpoints.lock_checkpoints(project.absolute()):
                 remove_leftovers(project)
             self._report_at_end(path)
+        vars(run).update(_count=training.count_epochs, _begin=training.run.begin_epochs)
         return run
 
     def _report_at_end(self, path: str | None) -> None:
@@ -233,7 +235,7 @@ class Preemption:
             return None
         take = partial(self._save_and_stop, project, allow_pickle, wait)
         self._schedule.saved(step)
-        if due.schedule(take):
+        if due.schedule(take, is_last=self._request is not StopRequest.NONE):
             atexit.unregister(self._at_end)
             save_due_at_exit = WeakMethod(self._checkpoints.save_due_at_exit)
             self._at_end = lambda: (save_due_at_exit() or bool)()

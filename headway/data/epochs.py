@@ -125,7 +125,8 @@ class Epochs:
         """Set the next iteration's epoch number, unless a resumed run is skipping iterations."""
         is_resumed = bool(self.over) and not self.run.has_trained
         if self.next_start.epoch != number and not is_resumed:
-            self.next_start = StartPosition(number)
+            state = None if self.next_start.taken else self.next_start.stream
+            self.next_start = StartPosition(number, stream=state)
 
     def resume(self, start: StartPosition, position: dict[str, Any]) -> None:
         self.next_start, self._samples = start, position["samples"]

@@ -214,6 +214,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                     yield batch
                     if run.checkpoint.action is not None:
                         run.checkpoint.on_request(current)
+                    if run.saved_after is not None:
+                        run.check_save()
                     requests[epochs] = current
                 if not reads_ahead:
                     if progress.is_watched:

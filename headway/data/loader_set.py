@@ -27,9 +27,14 @@ class PendingCheckpoint:
     last batch, the checkpoint is saved when the next iteration over the same loader starts, so that
     it includes the script's changes between two epochs. Iterations under `torch.no_grad()` do not
     save it.
+
+    Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved again
+    at the end of the epoch's body, unless the script trains in between: the body is not executed
+    again by a run that resumes from there.
     """
 
-    def __init__(self, report: Callable[[str], object]) -> None:
+    def __init__(self, progress: Progress, report: Callable[[str], object]) -> None:
+        self._progress = progress
         self._report = report  # logs why a resumed run is not exact
         self.action: Callable[[], object] | None = None  # saves the pending checkpoint, if any
         self.again: Callable[[], object] | None = None  # saves the latest again; None after a step
@@ -37,22 +42,34 @@ class PendingCheckpoint:
         # batch; a run resumed from there skips the code after the peek
         self.is_before_peek = False
         self.was_before_peek = False  # whether the run was resumed from such a checkpoint
+        self.at_end: Callable[[], object] | None = None  # saves at the end of an epoch's body
+        self.is_in_epoch = False  # whether the script is in an epoch of `run.epochs`
         self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
-        self.lines: set[str] = set()  # script lines that created the leading iterators
+        self.lines: list[str] = []  # script lines that created the leading iterators
+        self.has_line_again = False  # whether one of them has led again after another
         self._leader: LoaderIteration | None = None
+        self._trained_at = 0  # training count at the first `checkpoint()` after a request
         self._step: list[LoaderIteration] = []  # that requested a batch in its latest step
         self._waiting: set[LoaderIteration] = set()  # that have led since the checkpoint became due
 
-    def schedule(self, action: Callable[[], object]) -> bool:
-        """Schedule a checkpoint; return whether a loop can save it."""
+    def schedule(self, action: Callable[[], object], *, is_last: bool = False) -> bool:
+        """Schedule a checkpoint; return False if it must be saved at once.
+
+        `is_last` means that the run stops after it.
+        """
         has_requests = bool(self.requests)
         self.update_leader()
         leader, is_due = self._leader, self.action is not None
         self.action = None
         if leader is None or leader.is_over:
-            return False
-        if not has_requests and leader.rounds < 2:  # several steps on one batch, and no loop yet
-            self._report(_KEPT)
+            self.at_end = action if self.is_in_epoch else None
+            if is_last and self.is_in_epoch:
+                self.action, self._waiting = action, set()
+            return self.action is not None
+        has_trained_before = self._trained_at > leader.seen
+        has_trained_since = self._progress.num_trained > self._trained_at
+        if not has_requests and leader.rounds < 2 and has_trained_before and has_trained_since:
+            self._report(_KEPT)  # several steps on one batch, and no loop yet
             return False
         self._waiting = {leader, *(self._waiting if is_due else ())}
         self.action = action
@@ -64,14 +81,16 @@ class PendingCheckpoint:
         self.requests.clear()
         if not requesting:
             return
-        before = self._leader
+        before, self._trained_at = self._leader, self._progress.num_trained
         same = [each for each in requesting if before is not None and each.owner is before.owner]
         self._leader, self._step = (same or requesting)[0], requesting
         if any(each.has_led and each not in same for each in requesting):
             self._report(_TURNS)
         if self._leader is before or len(requesting) == 1:  # not just a kept iterator
             self._leader.has_led = self._leader.owner.leads = True
-            self.lines.add(self._leader.line)
+            if self._leader.line not in self.lines[-1:]:
+                self.has_line_again |= self._leader.line in self.lines
+                self.lines = [*{*self.lines} - {self._leader.line}, self._leader.line]
 
     def on_request(self, iteration: LoaderIteration) -> None:
         """Save the pending checkpoint if it was waiting for this iteration to request a batch."""
@@ -80,23 +99,30 @@ class PendingCheckpoint:
         if iteration in self._waiting and are_between:
             self.save()
 
-    def begin_iteration(self, owner: Epochs, *, is_in_epoch: bool) -> None:
+    def begin_iteration(self, owner: Epochs) -> None:
         """Save the checkpoint that was waiting for this iteration.
 
         If the previous iteration was only a peek at a batch, save its checkpoint again. A run that
         resumes within an epoch of `run.epochs` always executes the code after a peek.
         """
         is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
-        if not is_over or all(each.owner is not owner for each in self._waiting):
+        if not is_over or (self._waiting and owner not in {each.owner for each in self._waiting}):
             return
         if (action := self.action) is not None:
-            self.is_before_peek = not is_in_epoch
+            self.is_before_peek = not self.is_in_epoch
             self.save()
             self.is_before_peek, self.again = False, action
         elif self.again is not None:
             if self.was_before_peek:
                 self._report(_LOOKED)
             self.again()
+
+    def end_epoch(self) -> None:
+        """Save the checkpoint that was due after the last loop of an epoch of `run.epochs`."""
+        self.is_in_epoch = False
+        if self.at_end is not None:
+            self.action, self.at_end = self.at_end, None
+            self.save()
 
     def save(self) -> None:
         action, self.action = self.action, None
@@ -114,12 +140,18 @@ class LoaderSet:
         self.open: list[LoaderIteration] = []
         self.epoch: int | None = None  # of `count_epochs`, if the script uses it
         self.keeps_batches = False  # whether it has trained on batches that the script kept
-        self.checkpoint = PendingCheckpoint(self.report)
+        self.checkpoint = PendingCheckpoint(progress, self.report)
+        self.saved_after: int | None = None  # training count at `save_state()` within a loop
         self._earlier: list[LoaderIteration] | None = None  # open when `epoch` began
-        self._is_counting = False  # whether the script counts epochs
+        self._is_counting = False  # whether the script uses `count_epochs`
+        self._counts_epochs = False  # whether the script uses that or `run.epoch`
         self._closed: list[LoaderIteration] = []  # closed since the last training step
         self._trained = progress.num_trained  # training count already attributed
         self._restore: Callable[[], object] = int  # restores the saved generator states
+        self._is_beginning = False  # whether an iteration is about to start
+        self._is_between = False  # whether the run was resumed from a checkpoint outside of loops
+        self._continues = False  # whether the script is where that checkpoint was saved
+        self._was_in_last = False  # whether it was saved in the body of a loop's last batch
         self._resumed_at = progress.num_trained
         self._reported: set[str] = set()
 
@@ -128,19 +160,24 @@ class LoaderSet:
     def begin(self, owner: Epochs, skipped: int, line: str) -> LoaderIteration:
         """Start an iteration at the loader's position or, if it is nested, at the epoch's start.
 
-        Until the first training step, each iteration also restores the saved generator states.
+        Until the first training step, each iteration also restores the saved generator states,
+        unless the checkpoint was saved outside of loops.
         """
         self.attribute()
-        self.checkpoint.begin_iteration(owner, is_in_epoch=self.epoch is not None)
+        self._is_beginning = True
+        self.checkpoint.begin_iteration(owner)
+        self._is_beginning = False
         start = owner.next_start
         outer = [each for each in self.open if each.owner is owner]
         if len(outer) > start.depth:  # within a loop whose epoch starts there
             start = StartPosition(outer[-1].start.epoch)
-        elif len(outer) == len(self.open) and not self.has_trained:
+        elif len(outer) == len(self.open) and not (self.has_trained or self._is_between):
             self._restore()
         if skipped:  # by the script
             stream = start.stream if skipped == start.taken else None
             start = start._replace(taken=skipped, checksum=0, stream=stream)
+        if self._was_in_last:
+            self.report(_LAST_BATCH)
         self.has_begun = True
         new = LoaderIteration(owner, start, len(outer), line)
         if self.is_outermost:
@@ -162,13 +199,31 @@ class LoaderSet:
             self.checkpoint.requests[owner] = loops[-1]
         if iteration.has_trained or (iteration.rounds and not self.counts_training):
             owner.end(iteration, is_with_others=any(other.is_exhausted for other in self._closed))
-        elif iteration.is_exhausted and self.has_trained and not owner.has_trained:
+        elif iteration.is_exhausted and not owner.has_trained and self._is_continuing:
             owner.next_start = iteration.next_epoch
 
     @property
     def has_trained(self) -> bool:
-        """Whether a training step has been taken since the run started or resumed."""
-        return self.progress.num_trained != self._resumed_at
+        """Whether a training step has been taken since the run started or resumed.
+
+        Also true where the script continues after a checkpoint that was saved outside of loops.
+        """
+        return self._continues or self.progress.num_trained != self._resumed_at
+
+    @property
+    def _is_continuing(self) -> bool:
+        """Whether the script has trained, or is in the body of a loop that has trained before."""
+        return self.has_trained or any(each.owner.has_trained for each in self.open)
+
+    def note_save(self) -> None:
+        """Record a call of `save_state()`, to check that it ends the body of its loop."""
+        self.checkpoint.update_leader()
+        self.saved_after = self.progress.num_trained if self.open else None
+
+    def check_save(self) -> None:
+        if self.saved_after != self.progress.num_trained:
+            self.report(_NOT_AT_END)
+        self.saved_after = None
 
     @property
     def is_outermost(self) -> bool:
@@ -194,7 +249,8 @@ class LoaderSet:
             iteration.owner.next_start = iteration.next_epoch
             if iteration.is_over and self.counts_training:
                 iteration.owner.end(iteration, is_with_others=True)
-        self._trained, self.checkpoint.again = self.progress.num_trained, None
+        self._trained = self.progress.num_trained
+        self.checkpoint.again = self.checkpoint.at_end = None
         self._closed.clear()
 
     # ------------------------------------------------------------------ resuming
@@ -203,13 +259,25 @@ class LoaderSet:
         self, restore: Callable[[], object], counted: list[Any], *, has_trained: bool
     ) -> None:
         """Resume from a saved position; `restore` restores the saved generator states."""
-        self.epoch, self.checkpoint.was_before_peek = counted
+        self.epoch, self.checkpoint.was_before_peek, self._is_between, self._was_in_last = counted
+        self._continues = self._is_between
         self._restore = restore if has_trained else int
-        self.checkpoint.action = self.checkpoint.again = None
+        self.checkpoint.action = self.checkpoint.again = self.checkpoint.at_end = None
         self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()
         restore()
+
+    def await_epochs(self) -> None:
+        """Continue after a checkpoint outside of loops only once the script reads its epoch."""
+        self._continues = self._was_in_last = False
+
+    def begin_epochs(self) -> None:
+        """Restore the saved generator states, unless the run has trained since it resumed."""
+        self._counts_epochs = True
+        if self._is_between and self.progress.num_trained == self._resumed_at:
+            self._restore()
+            self._continues = True
 
     def count_epochs(self, total: int, epochs: Sequence[Epochs]) -> Iterator[int]:
         """Yield the numbers of the remaining epochs, up to `total`."""
@@ -221,8 +289,10 @@ class LoaderSet:
                 code=Code.UNSUPPORTED,
             )
         self._is_counting = True
+        self.begin_epochs()
         for number in range(self.epoch or 0, total):
             self.epoch, self._earlier = number, [*self.open]
+            self.checkpoint.is_in_epoch = True
             for loader in epochs:
                 loader.num_begun = 0
             yield number
@@ -232,16 +302,25 @@ class LoaderSet:
                 epoch.over = []
             for open_ in self.open:
                 open_.ordinal = 0  # they continue in the next epoch
+            self.checkpoint.end_epoch()
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
-        """Return the epoch of `count_epochs`, and whether the checkpoint is saved before a peek."""
+        """Return the epoch of `count_epochs`, and where the checkpoint is saved.
+
+        It may be saved before a peek, outside of loops, or in the body of a loop's last batch.
+        """
         self.attribute()
-        num_leaders = max(sum(loader.leads for loader in epochs), len(self.checkpoint.lines))
-        if self.epoch is None and num_leaders > 1:
+        lines = self.checkpoint.lines
+        has_loops = len(lines) > 1 and (self._counts_epochs or self.checkpoint.has_line_again)
+        if self.epoch is None and (has_loops or sum(loader.leads for loader in epochs) > 1):
             self.report(_SEVERAL)
         if self.keeps_batches and self.has_begun:
             self.report(_KEPT)
-        return [self.epoch, self.checkpoint.is_before_peek]
+        is_between = not (self.open or self._is_beginning)
+        if self.progress.num_trained == self._resumed_at:
+            is_between = self._is_between
+        is_last = any(each.is_complete and each.has_trained for each in self.open)
+        return [self.epoch, self.checkpoint.is_before_peek, is_between, is_last]
 
     def report(self, text: str) -> None:
         """Log a note once, on rank 0."""
@@ -265,6 +344,15 @@ _TURNS = (
     " step. If the loops are nested or chosen at random, the run does not resume exactly. Use a"
     " batch from each loader in each step, or loop over the loaders one after another under"
     " run.epochs(n)"
+)
+_NOT_AT_END = (
+    "note: the script trained between save_state() and the next batch of its loop, so a run that"
+    " resumes from this checkpoint skips that part of the loop's body. Call save_state() at the end"
+    " of the body"
+)
+_LAST_BATCH = (
+    "note: the checkpoint was saved in the body of a loop's last batch: the epoch is complete, so"
+    " the next loop over the loader is the next epoch (loader.epoch)"
 )
 _LOOKED = (
     "note: this run resumed from a checkpoint that was saved before a peek at a loader between two"

@@ -157,6 +157,86 @@ def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> N
         assert begun[: first - 1] + rest == whole, stop
 
 
+class Positioned(torch.utils.data.IterableDataset[torch.Tensor]):
+    """A stream that continues where its state says, in an order of each epoch."""
+
+    at = epoch = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.at < 6:
+            self.at += 1
+            yield torch.tensor([float(self.at + 10 * self.epoch)])
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+def saved_after_each_epoch(folder: Path, seed: int, stop: int = -1, *, twice: bool) -> list[Any]:
+    """Train, also with what is drawn before the loop, and crash at the end of an epoch."""
+    set_seed(seed)
+    accelerator = Accelerator(cpu=True, project_dir=folder)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    samples: Any = Positioned() if twice else torch.arange(8.0)[:, None]
+    data = DataLoader(samples, 2, shuffle=not twice)
+    model, optimizer, schedule, loader = accelerator.prepare(
+        model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), data
+    )
+    run, seen = accelerator.resume(), []
+    for epoch in run.epochs(4) if twice else range(run.epoch, 4):
+        loader.set_epoch(epoch)
+        factor = random.random()
+        batches = [*loader]
+        for batch in chain(loader, loader) if twice else loader:
+            accelerator.backward(factor * model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            batches.append(batch)
+        schedule.step()
+        seen.append((epoch, factor, str(batches), schedule.get_last_lr()))
+        if epoch == stop:
+            accelerator.parts.preemption.release()
+            return seen
+        accelerator.checkpoint()
+    accelerator.end_training()
+    return seen
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_run_resumes_between_two_epochs_with_what_is_drawn_before_their_loops(
+    twice: bool, tmp_path: Path
+) -> None:
+    whole = saved_after_each_epoch(tmp_path / "whole", 1, twice=twice)
+    for stop in (1, 3):
+        begun = saved_after_each_epoch(tmp_path / str(stop), 1, stop, twice=twice)
+        rest = saved_after_each_epoch(tmp_path / str(stop), 2, twice=twice)
+        assert begun[:stop] + rest == whole
+
+
+def test_save_state_in_the_middle_of_a_body_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for is_at_end in (True, False):
+        accelerator = Accelerator(cpu=True)
+        loader = accelerator.prepare(DataLoader(torch.arange(4.0)))  # type: ignore[arg-type]
+        accelerator.parts.training.run.counts_training = True
+        for number, _ in enumerate(loader):
+            accelerator.parts.training.progress.num_trained += 1
+            accelerator.save_state(tmp_path / f"{is_at_end}{number}")
+            accelerator.parts.training.progress.num_trained += not is_at_end
+        assert notes(capsys).count("trained between save_state() and") == (not is_at_end)
+        accelerator.load_state(tmp_path / f"{is_at_end}2")
+        assert [*loader]
+        assert "the epoch is complete" not in notes(capsys)
+    accelerator.load_state(tmp_path / "False3")
+    assert [*loader]
+    assert "the epoch is complete" in notes(capsys)
+
+
 def test_loops_that_take_turns_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for turns in ([0, 1, 1], [0, 1, 0]):
         first = prepared()
@@ -191,10 +271,10 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it(
 ) -> None:
     loader, taken = prepared(), list[bool]()
     run = loader.run
-    run.resume(int, [None, was_early], has_trained=True)
+    run.resume(int, [None, was_early, False, False], has_trained=True)
     for _ in loader:
         run.progress.num_trained += 1
-        run.checkpoint.schedule(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))
+        run.checkpoint.schedule(lambda: taken.append(run.counted_epochs([loader.epochs])[1]))
     taken.clear()
     for number in (1, 2, 3):
         next(iter(loader))
@@ -286,7 +366,10 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "batches that it keeps" in steps(loader, cycle([*loader]))
     due, kept = (loader := prepared()).run.checkpoint, iter(loader)
     next(kept)
-    assert [due.schedule(int), due.schedule(int)] == [True, False], "no loop will take it"
+    loader.run.progress.num_trained += 1
+    assert [due.schedule(int), due.schedule(int)] == [True, True], "two calls after one step"
+    loader.run.progress.num_trained += 1
+    assert not due.schedule(int), "no loop will take it"
     assert "batches that it keeps" in notes(capsys)
 
 
@@ -330,17 +413,26 @@ def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
     assert notes(capsys) == "", "in memory that workers share"
 
 
-def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    for is_second in (0, 1):
-        loader = prepared()
-        for _ in loader:
-            loader.run.progress.num_trained += 1
-            loader.run.checkpoint.update_leader()
-        for _ in loader if is_second else ():
+@pytest.mark.parametrize(
+    ("loops", "reads_epoch", "is_reported"),
+    [("aa", True, False), ("ab", True, True), ("abb", False, False), ("aba", False, True)],
+)
+def test_two_loops_over_one_loader_are_reported_but_not_an_iterator_that_is_created_anew(
+    loops: str, reads_epoch: bool, is_reported: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = prepared()
+    if reads_epoch:
+        loader.run.begin_epochs()
+    begin = {
+        "a": lambda: iter(loader),
+        "b": lambda: iter(loader),
+    }
+    for loop in loops:
+        for _ in begin[loop]():
             loader.run.progress.num_trained += 1
             loader.run.checkpoint.update_leader()
         loader.run.counted_epochs([loader.epochs])
-        assert notes(capsys).count("several loops") == is_second
+    assert notes(capsys).count("several loops") == is_reported
 
 
 @pytest.mark.parametrize("make", [Accelerator, CompatAccelerator])

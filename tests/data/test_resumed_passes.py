@@ -235,6 +235,11 @@ def looked_at_in_the_loop(loader: Any, *others: Any) -> Iterator[list[Any]]:
         yield [*batches, *(next(iter(other)) for other in (loader, *others))]
 
 
+def evaluated_in_the_loop(loader: Any, other: Any) -> Iterator[list[Any]]:
+    for batches in whole_epochs(loader):
+        yield [*batches, *(other if batches[0][0][0] % 2 else ())]
+
+
 def evaluated_before_each_epoch(loader: Any, other: Any) -> Iterator[list[Any]]:
     """Yield the batches of whole epochs; what is drawn before and after them is part of these."""
     for _ in range(loader.epoch, EPOCHS):
@@ -374,6 +379,7 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
         ("two", evaluated_before_each_epoch, range(1, 12)),
         ("shuffled", a_pass_for_each_step, range(1, 6)),
         ("two", looked_at_in_the_loop, range(1, 12)),
+        ("two", evaluated_in_the_loop, range(1, 12)),
         ("shuffled", broken_once, range(3, 10)),
         ("two", one_after_the_other, range(1, 30, 2)),
         ("two", with_an_iterator_of_each_epoch, range(1, 12)),

@@ -7,7 +7,6 @@ done and its samples; at the end rank 0 writes the weights and the last run to F
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import time
@@ -64,6 +63,6 @@ with (folder / f"ledger-{rank}").open("a", buffering=1) as ledger:
             accelerator.checkpoint(every=every)
 if rank == 0:
     weights = [t.tolist() for t in accelerator.unwrap_model(model).state_dict().values()]
-    done = {"weights": repr(weights), "run": dataclasses.asdict(run), "steps": optimizer.step_count}
+    done = {"weights": repr(weights), "run": run._asdict(), "steps": optimizer.step_count}
     (folder / "done.json").write_text(json.dumps(done))
 accelerator.end_training()
