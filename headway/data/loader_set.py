@@ -28,9 +28,9 @@ class PendingCheckpoint:
     it includes the script's changes between two epochs. Iterations under `torch.no_grad()` do not
     save it.
 
-    Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved again
-    at the end of the epoch's body, unless the script trains in between: the body is not executed
-    again by a run that resumes from there.
+    Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved when
+    the next training loop begins, or at the end of the epoch's body, which a run that resumes from
+    there does not execute again. The last checkpoint of a run that stops is not delayed by a loop.
     """
 
     def __init__(self, progress: Progress, report: Callable[[str], object]) -> None:
@@ -42,30 +42,27 @@ class PendingCheckpoint:
         # batch; a run resumed from there skips the code after the peek
         self.is_before_peek = False
         self.was_before_peek = False  # whether the run was resumed from such a checkpoint
-        self.at_end: Callable[[], object] | None = None  # saves at the end of an epoch's body
         self.is_in_epoch = False  # whether the script is in an epoch of `run.epochs`
         self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
         self.lines: list[str] = []  # script lines that created the leading iterators
         self.has_line_again = False  # whether one of them has led again after another
         self._leader: LoaderIteration | None = None
+        self._is_last = False  # whether the run stops after the pending checkpoint
         self._trained_at = 0  # training count at the first `checkpoint()` after a request
         self._step: list[LoaderIteration] = []  # that requested a batch in its latest step
         self._waiting: set[LoaderIteration] = set()  # that have led since the checkpoint became due
 
     def schedule(self, action: Callable[[], object], *, is_last: bool = False) -> bool:
-        """Schedule a checkpoint; return False if it must be saved at once.
-
-        `is_last` means that the run stops after it.
-        """
+        """Schedule a checkpoint; return False if it must be saved at once."""
+        self._is_last = is_last
         has_requests = bool(self.requests)
         self.update_leader()
         leader, is_due = self._leader, self.action is not None
         self.action = None
         if leader is None or leader.is_over:
-            self.at_end = action if self.is_in_epoch else None
-            if is_last and self.is_in_epoch:
+            if self.is_in_epoch:
                 self.action, self._waiting = action, set()
-            return self.action is not None
+            return self.is_in_epoch
         has_trained_before = self._trained_at > leader.seen
         has_trained_since = self._progress.num_trained > self._trained_at
         if not has_requests and leader.rounds < 2 and has_trained_before and has_trained_since:
@@ -106,7 +103,10 @@ class PendingCheckpoint:
         resumes within an epoch of `run.epochs` always executes the code after a peek.
         """
         is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
-        if not is_over or (self._waiting and owner not in {each.owner for each in self._waiting}):
+        owners = {each.owner for each in self._waiting}
+        if self._is_last and not owners:
+            self.save()
+        if not is_over or not (owner in owners if owners else owner.has_trained):
             return
         if (action := self.action) is not None:
             self.is_before_peek = not self.is_in_epoch
@@ -118,10 +118,9 @@ class PendingCheckpoint:
             self.again()
 
     def end_epoch(self) -> None:
-        """Save the checkpoint that was due after the last loop of an epoch of `run.epochs`."""
+        """Save the checkpoint that is due after the last loop of an epoch of `run.epochs`."""
         self.is_in_epoch = False
-        if self.at_end is not None:
-            self.action, self.at_end = self.at_end, None
+        if not self._waiting:
             self.save()
 
     def save(self) -> None:
@@ -249,8 +248,7 @@ class LoaderSet:
             iteration.owner.next_start = iteration.next_epoch
             if iteration.is_over and self.counts_training:
                 iteration.owner.end(iteration, is_with_others=True)
-        self._trained = self.progress.num_trained
-        self.checkpoint.again = self.checkpoint.at_end = None
+        self._trained, self.checkpoint.again = self.progress.num_trained, None
         self._closed.clear()
 
     # ------------------------------------------------------------------ resuming
@@ -262,7 +260,7 @@ class LoaderSet:
         self.epoch, self.checkpoint.was_before_peek, self._is_between, self._was_in_last = counted
         self._continues = self._is_between
         self._restore = restore if has_trained else int
-        self.checkpoint.action = self.checkpoint.again = self.checkpoint.at_end = None
+        self.checkpoint.action = self.checkpoint.again = None
         self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()
