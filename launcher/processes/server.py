@@ -238,7 +238,8 @@ class _Server:
     def _preload(self) -> None:
         """Import modules that a restarted rank needs: the readers of checkpoints, and the compiler.
 
-        They are imported while the ranks train, and only if the ranks can be restarted.
+        They are imported while the ranks train, and only if the ranks can be restarted. They are not
+        frozen: at exit, nanobind would report triton's objects as leaks.
         """
         environ = {**os.environ}
         with suppress(Exception):  # a rank that imports it reports the error
@@ -246,7 +247,6 @@ class _Server:
                 import_module(self._to_preload.pop())
         for name in os.environ.keys() - environ.keys():
             del os.environ[name]
-        gc.freeze()
 
     def _reap(self) -> None:
         """Reap adopted orphans, and report the ranks that have exited."""
