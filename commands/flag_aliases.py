@@ -48,6 +48,7 @@ _NOT_NEEDED = (
     *("--local-addr", "--logs-specs", "--signals-to-handle", "--virtual-local-rank", "--vm"),
     *("--tpu", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo", "--downcast-bf16"),
     *("--main-training-function", "--aws-access-key-id", "--aws-secret-access-key"),
+    "--print-completion",
 )
 _UNSUPPORTED = {  # flag: the fix; "--a-" matches all flags with this prefix
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",

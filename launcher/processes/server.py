@@ -238,8 +238,8 @@ class _Server:
     def _preload(self) -> None:
         """Import modules that a restarted rank needs: the readers of checkpoints, and the compiler.
 
-        They are imported while the ranks train, and only if the ranks can be restarted. They are not
-        frozen: at exit, nanobind would report triton's objects as leaks.
+        They are imported while the ranks train, and only if the ranks can be restarted. Their
+        objects are not frozen, because nanobind would report those of triton as leaks at exit.
         """
         environ = {**os.environ}
         with suppress(Exception):  # a rank that imports it reports the error
