@@ -63,10 +63,9 @@ class PendingCheckpoint:
             if self.is_in_epoch:
                 self.action, self._waiting = action, set()
             return self.is_in_epoch
-        has_trained_before = self._trained_at > leader.seen
-        has_trained_since = self._progress.num_trained > self._trained_at
-        if not has_requests and leader.rounds < 2 and has_trained_before and has_trained_since:
-            self._report(_KEPT)  # several steps on one batch, and no loop yet
+        counts = self._trained_at - leader.seen, self._progress.num_trained - self._trained_at
+        if not has_requests and leader.rounds < 2 and min(counts) > 1:  # two steps on one batch
+            self._report(_KEPT)
             return False
         self._waiting = {leader, *(self._waiting if is_due else ())}
         self.action = action
@@ -193,7 +192,7 @@ class LoaderSet:
         owner, iteration.is_over = iteration.owner, True
         self.open.remove(iteration)
         self._closed.append(iteration)
-        loops = [other for other in self.open if other.owner is owner and other.has_trained]
+        loops = [other for other in self.open if other.owner is owner and other.rounds]
         if loops and self.checkpoint.requests.get(owner) is iteration:  # it peeked in the loop
             self.checkpoint.requests[owner] = loops[-1]
         if iteration.has_trained or (iteration.rounds and not self.counts_training):

@@ -217,6 +217,14 @@ def test_a_run_resumes_between_two_epochs_with_what_is_drawn_before_their_loops(
         assert begun[:stop] + rest == whole
 
 
+def test_a_peek_before_the_first_step_of_a_loop_does_not_hide_the_loop() -> None:
+    loader = prepared()
+    for _ in loader:
+        next(iter(loader))
+        assert loader.run.checkpoint.schedule(int)
+        break
+
+
 def test_save_state_in_the_middle_of_a_body_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,9 +374,9 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "batches that it keeps" in steps(loader, cycle([*loader]))
     due, kept = (loader := prepared()).run.checkpoint, iter(loader)
     next(kept)
-    loader.run.progress.num_trained += 1
+    loader.run.progress.num_trained += 2  # a backward pass and an optimizer step
     assert [due.schedule(int), due.schedule(int)] == [True, True], "two calls after one step"
-    loader.run.progress.num_trained += 1
+    loader.run.progress.num_trained += 2
     assert not due.schedule(int), "no loop will take it"
     assert "batches that it keeps" in notes(capsys)
 
