@@ -87,9 +87,9 @@ class Checkpointer:
             require_group("save_state(...)")
             call_barrier("save_state(...)")
             self.wait_for_checkpoint()
-            self.save_to(target, allow_pickle, wait=wait, name=name, keep=project.total_limit)
+            with self.training.run.saving_at_end():
+                self.save_to(target, allow_pickle, wait=wait, name=name, keep=project.total_limit)
         project.iteration += 1
-        self.training.run.note_save()
         return str(target)
 
     def save_to(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from statistics import median_low
 from typing import NamedTuple
 
 from headway.errors import Code, UsageError
@@ -39,7 +38,8 @@ class TrainingRecord(NamedTuple):
         if not self.saves_s:
             return 0.0
         failure_every_s = self.trained_s / self.num_failures if self.num_failures else None
-        return math.sqrt(2 * median_low(self.saves_s) * (failure_every_s or _FAILURE_EVERY_S))
+        save_s = sorted(self.saves_s)[(len(self.saves_s) - 1) // 2]
+        return math.sqrt(2 * save_s * (failure_every_s or _FAILURE_EVERY_S))
 
 
 class Interval(NamedTuple):

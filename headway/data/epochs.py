@@ -170,7 +170,7 @@ class Epochs:
             "has_trained": self.has_trained,
             "left_after": self._left_after,
             "leads": self.leads,
-            "over": [*self.over],
+            "over": [] if self.run.ends_epoch else [*self.over],
         }
 
 

@@ -8,6 +8,7 @@ without an optimizer step, such as an evaluation or a peek at a batch, do not mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -140,6 +141,7 @@ class LoaderSet:
         self.keeps_batches = False  # whether it has trained on batches that the script kept
         self.checkpoint = PendingCheckpoint(progress, self.report)
         self.saved_after: int | None = None  # training count at `save_state()` within a loop
+        self.ends_epoch = False  # whether the checkpoint ends an epoch of `count_epochs`
         self._earlier: list[LoaderIteration] | None = None  # open when `epoch` began
         self._is_counting = False  # whether the script uses `count_epochs`
         self._counts_epochs = False  # whether the script uses that or `run.epoch`
@@ -213,10 +215,20 @@ class LoaderSet:
         """Whether the script has trained, or is in the body of a loop that has trained before."""
         return self.has_trained or any(each.owner.has_trained for each in self.open)
 
-    def note_save(self) -> None:
-        """Record a call of `save_state()`, to check that it ends the body of its loop."""
+    @contextmanager
+    def saving_at_end(self) -> Iterator[None]:
+        """Save by `save_state()`, which ends the body of its loop or of an epoch of `run.epochs`.
+
+        The rest of the body is then checked for training.
+        """
         self.checkpoint.update_leader()
-        self.saved_after = self.progress.num_trained if self.open else None
+        is_in_epoch = self.checkpoint.is_in_epoch
+        self.ends_epoch = is_in_epoch and not self.open
+        try:
+            yield
+        finally:
+            self.ends_epoch = False
+        self.saved_after = self.progress.num_trained if self.open or is_in_epoch else None
 
     def check_save(self) -> None:
         if self.saved_after != self.progress.num_trained:
@@ -294,6 +306,8 @@ class LoaderSet:
                 loader.num_begun = 0
             yield number
             self.attribute()
+            if self.saved_after is not None:
+                self.check_save()
             self.epoch, self._earlier = number + 1, None
             for epoch in epochs:
                 epoch.over = []
@@ -317,7 +331,8 @@ class LoaderSet:
         if self.progress.num_trained == self._resumed_at:
             is_between = self._is_between
         is_last = any(each.is_complete and each.has_trained for each in self.open)
-        return [self.epoch, self.checkpoint.is_before_peek, is_between, is_last]
+        epoch = None if self.epoch is None else self.epoch + self.ends_epoch
+        return [epoch, self.checkpoint.is_before_peek, is_between, is_last]
 
     def report(self, text: str) -> None:
         """Log a note once, on rank 0."""
@@ -343,9 +358,8 @@ _TURNS = (
     " run.epochs(n)"
 )
 _NOT_AT_END = (
-    "note: the script trained between save_state() and the next batch of its loop, so a run that"
-    " resumes from this checkpoint skips that part of the loop's body. Call save_state() at the end"
-    " of the body"
+    "note: the script trained after save_state() in the same loop body, so a run that resumes from"
+    " this checkpoint skips that part of the body. Call save_state() at the end of the body"
 )
 _LAST_BATCH = (
     "note: the checkpoint was saved in the body of a loop's last batch: the epoch is complete, so"

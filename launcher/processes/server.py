@@ -58,7 +58,8 @@ _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server to kill processes after the gr
 _NEVER = float("inf")
 _PRELOAD_AFTER_S = 5.0  # after this time without an event, the ranks' own imports have finished
 _CHECKPOINTS, _COMPILER = "torch.distributed.checkpoint", "torch._dynamo"
-_COMPILER_IMPORTED = signal.SIGURG  # ignored by default, so that a late one has no effect
+# from a rank; ignored by default, so that a late one has no effect
+_COMPILER_IMPORTED, _ENVIRONMENT_CHANGED = signal.SIGURG, signal.SIGWINCH
 
 
 class ServerArgs(NamedTuple):
@@ -119,14 +120,15 @@ def _warm_up() -> None:
 
 
 def _report_compiler(server: int, environ: Mapping[str, str], _: object) -> None:
-    """Notify the server that torch's compiler was imported with the variables of the rank's start.
+    """Notify the server that torch's compiler was imported, and if the environment has changed.
 
     Creating an optimizer imports it, which takes longer than all of the launcher's own work. Its
     configuration is read from the environment, which the script may have changed.
     """
     ignored = {"TORCHINDUCTOR_CACHE_DIR": ""}  # set by the import, and read later
-    if {**os.environ, **ignored} == {**environ, **ignored} and os.getppid() == server:
-        os.kill(server, _COMPILER_IMPORTED)
+    is_same = {**os.environ, **ignored} == {**environ, **ignored}
+    if os.getppid() == server:
+        os.kill(server, _COMPILER_IMPORTED if is_same else _ENVIRONMENT_CHANGED)
 
 
 def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
@@ -189,7 +191,9 @@ class _Server:
         self._ranks: set[int] = set()  # pids
         self._has_restarts = False
         self._to_preload: set[str] = set()
-        signals.ignore_until_exec(_COMPILER_IMPORTED)  # which still wakes the server
+        self._has_other_environment = False  # of a rank, when it imported the compiler
+        # these signals still wake the server
+        signals.ignore_until_exec(_COMPILER_IMPORTED, _ENVIRONMENT_CHANGED)
         self._selector = selectors.DefaultSelector()
         for fd in (launcher.fileno(), self._wake_fds[0]):
             self._selector.register(fd, selectors.EVENT_READ)
@@ -251,7 +255,10 @@ class _Server:
     def _reap(self) -> None:
         """Reap adopted orphans, and report the ranks that have exited."""
         received = os.read(self._wake_fds[0], 4096)  # numbers of signals
-        if _COMPILER_IMPORTED in received and _COMPILER not in sys.modules:
+        self._has_other_environment |= _ENVIRONMENT_CHANGED in received
+        if self._has_other_environment:
+            self._to_preload.discard(_COMPILER)
+        elif _COMPILER_IMPORTED in received and _COMPILER not in sys.modules:
             self._to_preload.add(_COMPILER)
         with suppress(ChildProcessError):
             for pid, status in reap():
@@ -348,7 +355,8 @@ def _init_rank(server_pid: int, rank: Rank) -> None:
     init_child(server_pid, rank.fds[:3])
     bind(rank.env.pop(CPUS_VARIABLE, ""))
     os.environ.update(rank.env)
-    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS, _COMPILER_IMPORTED)
+    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
+    signals.reset_handlers(_COMPILER_IMPORTED, _ENVIRONMENT_CHANGED)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.reset_handlers(signal.SIGHUP)
     _reopen_streams()

@@ -68,7 +68,9 @@ class _PreloadedTorch:
         names = [name for name in sys.modules if f"{name}.".startswith("torch.")]
         self._modules = {name: sys.modules.pop(name) for name in names}
         self._spec = self._modules["torch"].__spec__
-        self._variables = _read_at_import(os.environ)
+        compiler = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_") * ("torch._dynamo" in names)
+        self._prefixes = (*READ_AT_IMPORT, *compiler)
+        self._variables = _starting_with(self._prefixes)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: object = None
@@ -90,12 +92,11 @@ class _PreloadedTorch:
             sys.meta_path.remove(self)
         for name, known in self._modules.items():
             sys.modules.setdefault(name, known)  # the script may have put a mock there
-        _warn_of_changes(self._variables)
+        _warn_of_changes(self._variables, _starting_with(self._prefixes))
 
 
-def _warn_of_changes(variables: Mapping[str, str]) -> None:
+def _warn_of_changes(variables: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Log the variables that the script changed after torch had read them."""
-    now = _read_at_import(os.environ)
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":
         log(
@@ -105,8 +106,8 @@ def _warn_of_changes(variables: Mapping[str, str]) -> None:
         )
 
 
-def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(READ_AT_IMPORT)}
+def _starting_with(prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 def hook_libraries() -> None:

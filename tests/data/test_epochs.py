@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.data.loader_set import LoaderSet
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
-from headway.utils import set_seed
+from headway.utils import ProjectConfiguration, set_seed
 
 
 class Lazy:
@@ -175,10 +176,13 @@ class Positioned(torch.utils.data.IterableDataset[torch.Tensor]):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
-def saved_after_each_epoch(folder: Path, seed: int, stop: int = -1, *, twice: bool) -> list[Any]:
+def saved_after_each_epoch(
+    folder: Path, seed: int, stop: int = -1, *, twice: bool, saves: bool
+) -> list[Any]:
     """Train, also with what is drawn before the loop, and crash at the end of an epoch."""
     set_seed(seed)
-    accelerator = Accelerator(cpu=True, project_dir=folder)
+    project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=saves)
+    accelerator = Accelerator(cpu=True, project_config=project)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     samples: Any = Positioned() if twice else torch.arange(8.0)[:, None]
@@ -198,23 +202,27 @@ def saved_after_each_epoch(folder: Path, seed: int, stop: int = -1, *, twice: bo
             batches.append(batch)
         schedule.step()
         seen.append((epoch, factor, str(batches), schedule.get_last_lr()))
+        if saves:
+            accelerator.save_state()
         if epoch == stop:
             accelerator.parts.preemption.release()
             return seen
-        accelerator.checkpoint()
+        if not saves:
+            accelerator.checkpoint()
     accelerator.end_training()
     return seen
 
 
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(("twice", "saves"), [(False, False), (True, False), (True, True)])
 def test_a_run_resumes_between_two_epochs_with_what_is_drawn_before_their_loops(
-    twice: bool, tmp_path: Path
+    twice: bool, saves: bool, tmp_path: Path
 ) -> None:
-    whole = saved_after_each_epoch(tmp_path / "whole", 1, twice=twice)
+    train = partial(saved_after_each_epoch, twice=twice, saves=saves)
+    whole = train(tmp_path / "whole", 1)
     for stop in (1, 3):
-        begun = saved_after_each_epoch(tmp_path / str(stop), 1, stop, twice=twice)
-        rest = saved_after_each_epoch(tmp_path / str(stop), 2, twice=twice)
-        assert begun[:stop] + rest == whole
+        begun = train(tmp_path / str(stop), 1, stop)
+        rest = train(tmp_path / str(stop), 2)
+        assert begun[: stop + saves] + rest == whole
 
 
 def test_a_peek_before_the_first_step_of_a_loop_does_not_hide_the_loop() -> None:
@@ -236,7 +244,7 @@ def test_save_state_in_the_middle_of_a_body_is_reported(
             accelerator.parts.training.progress.num_trained += 1
             accelerator.save_state(tmp_path / f"{is_at_end}{number}")
             accelerator.parts.training.progress.num_trained += not is_at_end
-        assert notes(capsys).count("trained between save_state() and") == (not is_at_end)
+        assert notes(capsys).count("trained after save_state() in") == (not is_at_end)
         accelerator.load_state(tmp_path / f"{is_at_end}2")
         assert [*loader]
         assert "the epoch is complete" not in notes(capsys)
