@@ -52,7 +52,9 @@ class ResumedRun(_Position):
     """The position from which training resumes; all counts are 0 for a fresh start.
 
     Args:
-        epoch: the number of the epoch to resume or start.
+        epoch: the number of the epoch to resume or start. If the checkpoint was saved outside of
+            loops, reading it before the first training step restores the states of the random
+            number generators, so read it where the loop over epochs begins.
         step: number of completed optimizer steps.
         samples: number of samples that all ranks together have trained on, including those of
             earlier epochs. Batches of unknown size are not counted.

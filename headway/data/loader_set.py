@@ -45,8 +45,9 @@ class PendingCheckpoint:
         self.was_before_peek = False  # whether the run was resumed from such a checkpoint
         self.is_in_epoch = False  # whether the script is in an epoch of `run.epochs`
         self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
-        self.lines: list[str] = []  # script lines that created the leading iterators
+        self.lines: set[str] = set()  # script lines that created the leading iterators
         self.has_line_again = False  # whether one of them has led again after another
+        self._last_line = ""  # the latest of these
         self._leader: LoaderIteration | None = None
         self._is_last = False  # whether the run stops after the pending checkpoint
         self._trained_at = 0  # training count at the first `checkpoint()` after a request
@@ -85,9 +86,10 @@ class PendingCheckpoint:
             self._report(_TURNS)
         if self._leader is before or len(requesting) == 1:  # not just a kept iterator
             self._leader.has_led = self._leader.owner.leads = True
-            if self._leader.line not in self.lines[-1:]:
-                self.has_line_again |= self._leader.line in self.lines
-                self.lines = [*{*self.lines} - {self._leader.line}, self._leader.line]
+            if (line := self._leader.line) != self._last_line:
+                self.has_line_again |= line in self.lines
+                self._last_line = line
+                self.lines.add(line)
 
     def on_request(self, iteration: LoaderIteration) -> None:
         """Save the pending checkpoint if it was waiting for this iteration to request a batch."""
@@ -191,6 +193,7 @@ class LoaderSet:
 
     def end(self, iteration: LoaderIteration) -> None:
         self.attribute()
+        self.check_save()
         owner, iteration.is_over = iteration.owner, True
         self.open.remove(iteration)
         self._closed.append(iteration)
@@ -217,10 +220,7 @@ class LoaderSet:
 
     @contextmanager
     def saving_at_end(self) -> Iterator[None]:
-        """Save by `save_state()`, which ends the body of its loop or of an epoch of `run.epochs`.
-
-        The rest of the body is then checked for training.
-        """
+        """Save in a `save_state()`, which belongs at the end of a loop's or an epoch's body."""
         self.checkpoint.update_leader()
         is_in_epoch = self.checkpoint.is_in_epoch
         self.ends_epoch = is_in_epoch and not self.open
@@ -231,7 +231,8 @@ class LoaderSet:
         self.saved_after = self.progress.num_trained if self.open or is_in_epoch else None
 
     def check_save(self) -> None:
-        if self.saved_after != self.progress.num_trained:
+        """Report if the script has trained since a `save_state()` in the body that continues."""
+        if self.saved_after not in (None, self.progress.num_trained):
             self.report(_NOT_AT_END)
         self.saved_after = None
 
@@ -306,8 +307,7 @@ class LoaderSet:
                 loader.num_begun = 0
             yield number
             self.attribute()
-            if self.saved_after is not None:
-                self.check_save()
+            self.check_save()
             self.epoch, self._earlier = number + 1, None
             for epoch in epochs:
                 epoch.over = []

@@ -97,7 +97,7 @@ def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
         return file.read()
 
 
-def has_package(python: str, name: str) -> bool:
+def _has_pip(python: str) -> bool:
     folders = sys.path
     if python != sys.executable:
         library = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")
@@ -105,7 +105,7 @@ def has_package(python: str, name: str) -> bool:
         with suppress(OSError):
             versions = [name for name in os.listdir(library) if name.startswith("python3")]
             folders = [os.path.join(library, version, "site-packages") for version in versions]
-    return any(os.path.isdir(os.path.join(folder, name)) for folder in folders)
+    return any(os.path.isdir(os.path.join(folder, "pip")) for folder in folders)
 
 
 def installer_of(python: str) -> str:
@@ -113,6 +113,6 @@ def installer_of(python: str) -> str:
     from shlex import quote  # only an error needs it
 
     quoted = quote(python)
-    if has_package(python, "pip"):
+    if _has_pip(python):
         return f"{quoted} -m pip install"
     return f"uv pip install --python {quoted}"

@@ -279,13 +279,14 @@ class Machine(NamedTuple):
 
 
 def _runs_on(capability: tuple[int, int], architecture: str) -> bool:
-    """Whether a GPU runs kernels for sm_86 or compute_86; NVIDIA's CUDA guide, compatibility."""
+    """Whether a GPU runs kernels for an architecture, such as sm_86 or compute_86.
+
+    Kernels for compute_86 are compiled at run time. Source: NVIDIA's CUDA guide, compatibility.
+    """
     digits = "".join(filter(str.isdigit, architecture))  # not the letters of sm_90a
     built = int(digits[:-1]), int(digits[-1])
-    is_same = capability[0] == built[0] or architecture.startswith(
-        "compute"
-    )  # compiled at run time
-    return is_same and built <= capability
+    is_portable = architecture.startswith("compute")
+    return built <= capability and (is_portable or built[0] == capability[0])
 
 
 # Masks such as CUDA_VISIBLE_DEVICES, parsed as the vendors' runtimes do: the visible GPUs in
