@@ -13,6 +13,7 @@ or more is as fast), and the peak of the memory that torch allocated for the con
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import platform
@@ -207,6 +208,7 @@ def allocated(device: torch.device) -> int:
     """Return the bytes of this GPU that torch has given out, after all work has ended."""
     if device.type != "cuda":
         return 0
+    gc.collect()  # the contenders of an earlier table are in reference cycles
     torch.cuda.synchronize()
     return torch.cuda.memory_allocated()
 

@@ -74,7 +74,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
         raise ConfigError(
             f"no memory size is given for {name!r}",
             where="--devices",
-            fix=f"append it to the name: {name}-40GB",
+            fix=f"append the memory of one device to the name, as in H100-80GB: {name}-<memory>GB",
             code=Code.NO_ESTIMATE,
         )
     return Devices("cuda", f"{name}-{found['memory']}", memory, count, machines)

@@ -37,7 +37,7 @@ sys.exit(75 if again == "0" else 3)
 SAVES = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-open("up_" + os.environ.get("SLURM_RESTART_COUNT", "0"), "w")
+open("up_" + os.environ.get("SLURM_RESTART_COUNT", "0") + "_" + os.environ["SLURM_NODEID"], "w")
 time.sleep(600)
 """
 
@@ -92,9 +92,10 @@ def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled
     job = Job(slurm, submitted.stdout.strip())
     log = Path(f"headway-jobs/script-{job.number}.log")
     try:
-        assert wait_for(Path("up_0").exists), log.read_text()
+        for node in range(int(nodes)):  # a rank without its handler would end with 143
+            assert wait_for(Path(f"up_0_{node}").exists), log.read_text()
         job.cancel("--signal=TERM")  # what --signal does before the time limit
-        assert wait_for(Path("up_1").exists), log.read_text()
+        assert wait_for(Path("up_1_0").exists), log.read_text()
     finally:
         job.cancel()
     assert wait_for(lambda: job.states == {"CANCELLED"}), job.states

@@ -64,5 +64,5 @@ def test_ranks_that_share_a_gpu_by_mistake_are_told_what_nccl_says() -> None:
 def test_the_rank_whose_gpu_is_full_is_named_with_what_to_do(ranks: int) -> None:
     done = launch("--num-processes", str(ranks), "--supervise", script(FILL), code=1)
     rank = "rank 0" if ranks == 1 else "rank 1 of 2"
-    assert f"{rank} failed with torch.OutOfMemoryError" in done.stderr
+    assert f"{rank} failed with OutOfMemoryError" in done.stderr
     assert "reduce the batch size" in done.stderr
