@@ -321,13 +321,13 @@ def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
     """Return the names that a script uses, sorted by status: missing, differs, same.
 
     All known differences are listed, even if they do not affect the script. The difference for LR
-    schedulers is listed with the lines that may create one. If `compat` is set or all names come
-    from `headway.compat`, there are no differences.
+    schedulers is listed with the lines that may create one. Names from `headway.compat` have no
+    differences.
     """
-    only_compat = compat or all(map(_imports_compat, script.imports))
     rows = []
     for row in (*_names(script), *_members(script)):
-        known = () if only_compat or row.status == MISSING else DIFFERENCES
+        is_like = compat or row.status == MISSING or _is_from_compat(script, row.name)
+        known = () if is_like else DIFFERENCES
         found = [difference for difference in known if row.name in difference.names]
         for d in found:
             lines = {*row.lines, *(script.schedules if d is SCHEDULE_STEPS else ())}
@@ -335,6 +335,18 @@ def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
         rows += [] if found else [row]
     order = [MISSING, DIFFERS, SAME]
     return sorted(rows, key=lambda row: (order.index(row.status), row.lines))
+
+
+def _is_from_compat(script: Script, shown_name: str) -> bool:
+    """Return whether `with_new_imports` imports a name, or its class, from `headway.compat`."""
+    is_member = shown_name.startswith(ACCELERATOR)
+    name = ACCELERATOR if is_member else shown_name.rpartition(".")[2]
+    binds = [
+        statement
+        for statement in script.imports
+        if isinstance(statement, ast.Import) or name in {alias.name for alias in statement.names}
+    ]
+    return all(map(_imports_compat, binds or script.imports))
 
 
 def _imports_compat(statement: ast.Import | ast.ImportFrom) -> bool:

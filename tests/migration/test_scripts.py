@@ -76,6 +76,8 @@ def test_no_difference_is_listed_where_all_imports_become_those_of_compat() -> N
     assert differences(script)
     assert not differences(script, compat=True)
     assert not differences("import accelerate\na = accelerate.Accelerator()\na.prepare(x)\n")
+    native = "from accelerate.utils import set_seed\n"  # beside a line that headway alone lacks
+    assert not differences(native + script.replace("Accelerator\n", "Accelerator, utils\n", 1))
 
 
 def names(text: str) -> dict[str, list[int]]:
