@@ -103,7 +103,8 @@ class Failure(NamedTuple):
         lines = list(self.last_lines)
         if message and lines[-len(message) :] == message:  # `cause` contains it
             lines = lines[: -len(message)]
-        return "\n".join(lines[-_MAX_LINES:])
+        heading = [f"last output of rank {self.first.rank}:"] if lines else []
+        return "\n".join([*heading, *lines[-_MAX_LINES:]])
 
     @property
     def fix(self) -> str:

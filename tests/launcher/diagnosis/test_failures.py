@@ -56,7 +56,7 @@ def test_the_text_of_an_exit_is_told_once() -> None:
     printed = {1: ["loading", "no data", "for me"]}
     found = failure(ended(1, 1, 2.0, message="no data\nfor me"), last_lines=printed)
     assert found.cause.endswith("no data\\nfor me")
-    assert found.details == "loading"
+    assert found.details == "last output of rank 1:\nloading"
     assert failure(ended(1, 1, 2.0), last_lines=printed).details.endswith("for me")
 
 
@@ -266,7 +266,7 @@ def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
 def test_without_a_traceback_the_last_lines_stand_in() -> None:
     lines = {1: [f"line {number}" for number in range(40)]}
     found = failure(ended(1, -11, 1), last_lines=lines)
-    assert found.details.splitlines() == lines[1][-12:]
+    assert found.details.splitlines() == ["last output of rank 1:", *lines[1][-12:]]
 
 
 def test_a_stopped_rank_is_the_cause_only_if_nothing_else_failed() -> None:
