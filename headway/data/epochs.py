@@ -94,7 +94,7 @@ class Epochs:
         self._samples = 0  # in completed epochs
         self._is_left_within = False  # whether the latest epoch ended early
         self._left_after = 0  # `taken` at the end of the latest epoch that ended early
-        self._num_compared = 2  # epochs ended early since resuming within one
+        self._num_compared = 2  # epochs ended early since resuming
 
     def end(self, iteration: LoaderIteration, *, is_with_others: bool) -> None:
         """Count a finished iteration as an epoch."""
@@ -104,7 +104,8 @@ class Epochs:
             self.over.append(iteration.ordinal)
         is_resumed = iteration.start.taken and self._left_after
         if is_resumed or not (iteration.is_exhausted or is_with_others):
-            if self._num_compared < 2 and self._left_after not in (0, iteration.taken):
+            is_compared = self.run.resumes_within and self._num_compared < 2
+            if is_compared and self._left_after not in (0, iteration.taken):
                 self.run.report(_LEFT)  # the script counts batches itself
             self._num_compared += 1
             self._left_after = iteration.taken
@@ -132,7 +133,8 @@ class Epochs:
         self.next_start, self._samples = start, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
         self.leads, self.over = position["leads"], [*position["over"]]
-        self._num_compared = 0 if start.taken else 2
+        self._num_compared = 0
+        self.run.resumes_within |= start.taken > 0
 
     @property
     def current(self) -> LoaderIteration | None:

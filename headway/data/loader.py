@@ -177,6 +177,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         num_ranks, progress = self._division.num_ranks, run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
+        is_nested = stream is not None and any(each.owner is epochs for each in run.open)
+        outer = copy.deepcopy(stream.state_dict()) if is_nested else None
         current, loop, requests = self._begin(line), LoaderLoop(self), run.checkpoint.requests
         try:
             requests[epochs] = current
@@ -227,6 +229,12 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 progress.clock.enter(SCRIPT)
             run.end(current)
             loop.end()
+            if (
+                outer is not None and not current.has_trained
+            ):  # the enclosing loop goes on from there
+                stream.load_state_dict(outer)
+                if checksum_of(stream.state_dict()) != checksum_of(outer):
+                    run.report(_NESTED_STREAM)
         if current.rounds or self._skipped:
             return
         if current.start.taken:
@@ -500,6 +508,11 @@ def _broadcast_states(states: list[Any]) -> list[Any]:
 _STREAM_NOTE = (
     "note: the batches before the checkpoint are read again and dropped, because the stream has no"
     " state_dict() or runs in workers; the run resumes exactly only if the same samples are read"
+)
+_NESTED_STREAM = (
+    "note: a loop over a stream with state_dict() was interrupted by another loop over the same"
+    " stream, and load_state_dict() did not restore its state, so the run does not resume exactly."
+    " Prepare a second stream for the inner loop"
 )
 _DRAWN_IN_WORKERS = (
     "note: loader workers draw random numbers, which do not resume exactly in the middle of an"

@@ -140,6 +140,7 @@ class LoaderSet:
         self.has_begun = False  # whether an iteration has started
         self.open: list[LoaderIteration] = []
         self.epoch: int | None = None  # of `count_epochs`, if the script uses it
+        self.resumes_within = False  # whether a loader was resumed within its epoch
         self.keeps_batches = False  # whether it has trained on batches that the script kept
         self.checkpoint = PendingCheckpoint(progress, self.report)
         self.saved_after: int | None = None  # training count at `save_state()` within a loop
@@ -172,7 +173,8 @@ class LoaderSet:
         start = owner.next_start
         outer = [each for each in self.open if each.owner is owner]
         if len(outer) > start.depth:  # within a loop whose epoch starts there
-            start = StartPosition(outer[-1].start.epoch)
+            stream = None if outer[-1].is_complete else outer[-1].stream
+            start = StartPosition(outer[-1].start.epoch, stream=stream)
         elif len(outer) == len(self.open) and not (self.has_trained or self._is_between):
             self._restore()
         if skipped:  # by the script

@@ -345,6 +345,12 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
         loader.seek(position | {"left_after": before})
         left_after(at, loader)
         assert notes(capsys).count("its count restarted") == count, (before, at)
+    for is_within in (False, True):  # another loader was resumed within its epoch
+        second = prepared()
+        second.seek(loader.state_dict() | {"left_after": 8})
+        second.run.resumes_within |= is_within
+        left_after(2, second)
+        assert notes(capsys).count("its count restarted") == is_within
 
 
 def test_what_is_left_of_an_epoch_and_dropped_is_the_beginning_of_the_next() -> None:

@@ -379,6 +379,7 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
         ("two", evaluated_before_each_epoch, range(1, 12)),
         ("shuffled", a_pass_for_each_step, range(1, 6)),
         ("two", looked_at_in_the_loop, range(1, 12)),
+        ("stream", looked_at_in_the_loop, range(1, 12)),
         ("two", evaluated_in_the_loop, range(1, 12)),
         ("shuffled", broken_once, range(3, 10)),
         ("two", one_after_the_other, range(1, 30, 2)),
@@ -409,6 +410,27 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
         loader.run.progress.num_trained += 1
     assert (loader.epoch, loader.epochs.samples) == (1, SAMPLES)
     assert loader.state_dict()["place"][:2] == [1, 0]
+
+
+class Worn(Stream):
+    """A stream whose state is not that which was loaded."""
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"] + 1
+
+
+@pytest.mark.parametrize(("stream", "told"), [(Stream, 0), (Worn, 1)])
+def test_a_look_reads_what_follows_and_moves_no_stream(
+    stream: type[Stream], told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = PreparedDataLoader(DataLoader(stream(), SIZE), run=LoaderSet(Progress()))
+    loader.run.counts_training = True
+    passes = [(batch[0].tolist(), next(iter(loader), [None])[0]) for batch in loader]
+    assert capsys.readouterr().err.count("did not restore its state") == told
+    if not told:
+        read, looks = zip(*passes, strict=True)
+        assert [*read] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
+        assert [look.tolist() for look in looks] == [*read[1:], read[0]]
 
 
 def test_a_look_within_a_pass_over_a_stream_with_generators_is_reported(capsys: Any) -> None:
