@@ -279,8 +279,9 @@ def gather_same_shape(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _REMEDIES = {
-    "gather": "pass the same keys on every rank, and pad the tensors first with accelerator."
-    "pad_across_processes(...), or pass lists to gather_for_metrics(..., use_gather_object=True)",
+    "gather": "pass the same keys and dtypes on every rank, and pad the tensors first with"
+    " accelerator.pad_across_processes(...), or pass lists to gather_for_metrics(...,"
+    " use_gather_object=True)",
     "reduce": "pass the same number of tensors, with the same keys and shapes, on every rank",
     "pad_across_processes": "pass tensors that differ only in that dimension",
     "broadcast": "pass the sender's keys and shapes, or use broadcast_object_list(...)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -109,16 +110,36 @@ def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
     """Checkpoint the activations of each block, without changing parameter names."""
     for block in blocks:
         if not isinstance(block.forward, _CheckpointedForward):
-            block.forward = _CheckpointedForward(block.forward)
+            norms = [
+                m for m in block.modules() if getattr(m, "num_batches_tracked", None) is not None
+            ]
+            block.forward = _CheckpointedForward(block.forward, norms)
 
 
 class _CheckpointedForward:
-    """A callable object instead of a closure, so that a copied block calls its own forward."""
+    """A callable object instead of a closure, so that a copied block calls its own forward.
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
+    The recomputation does not update the running statistics of `norms` a second time.
+    """
+
+    def __init__(self, forward: Callable[..., Any], norms: list[Any]) -> None:
         self.__wrapped__ = forward  # read by inspect.signature()
+        self._norms = norms
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.__wrapped__(*args, **kwargs)
+        if self._norms and not torch.compiler.is_compiling():  # which updates them only once
+            kwargs["context_fn"] = lambda: (nullcontext(), self._without_updates())
         return checkpoint(self.__wrapped__, *args, use_reentrant=False, **kwargs)
+
+    @contextmanager
+    def _without_updates(self) -> Iterator[None]:
+        usual = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        try:
+            yield
+        finally:
+            for norm, momentum, number in usual:
+                norm.momentum, norm.num_batches_tracked = momentum, number

@@ -14,9 +14,10 @@ from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import process_record
 from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
+from headway.ipc.numbering import ALONE_VARIABLE
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
-from headway.ipc.run_contract import read_run
+from headway.ipc.run_contract import VARIABLE, read_run
 from headway.ipc.stderr import log, log_once
 from headway.precision.precision import (
     AutocastKwargs,
@@ -70,6 +71,7 @@ class AcceleratorSetup(NamedTuple):
 def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     """Join the process group, and create the objects that the arguments and settings request."""
     check_range("Accelerator", 0, 2**32 - 1, seed=given.seed)
+    _note_unread_variables()
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
     accumulation = merge_accumulation(
@@ -130,6 +132,18 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
             cpu_offload=run.cpu_offload,
         )
     return AcceleratorSetup(training, data, project, handlers, dynamo, shown, settings)
+
+
+def _note_unread_variables() -> None:
+    if VARIABLE not in os.environ and any(name.startswith("HEADWAY_") for name in os.environ):
+        from headway.settings.layers import environment_layer
+
+        found = {entry.origin.variable for entry in environment_layer().values()}
+        if names := sorted(map(str, found - {ALONE_VARIABLE})):
+            log_once(
+                f"note: {', '.join(names)}: only `headway launch` reads this; start the script with"
+                " it, or pass Accelerator() the arguments"
+            )
 
 
 def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:

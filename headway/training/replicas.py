@@ -32,7 +32,8 @@ _FIX_WEIGHTS = (
     " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
     " each forward pass, with the sum of its losses; replace layers and cast or move the model"
     " before prepare(), not after; to train through a method other than forward, pass its name:"
-    " Accelerator(forward_methods=['method']); make the same manual weight changes on all ranks. If"
+    " Accelerator(forward_methods=['method']); make the same manual changes of weights and learning"
+    " rates on all ranks, and pass a scheduler the same metric. If"
     " weights should differ, pass DistributedDataParallelKwargs(compare_weights=False)"
 )
 _FIX_UNUSED = (

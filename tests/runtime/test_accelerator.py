@@ -329,6 +329,19 @@ def test_nested_and_broken_off_loops_do_not_confuse_accumulation() -> None:
     assert due[-2:] == [False, True]
 
 
+def test_a_step_within_an_open_autocast_is_seen_by_the_next_forward_pass() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    plain = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.5))
+    outputs = []
+    with accelerator.autocast():
+        for _ in range(2):
+            outputs.append(model(torch.ones(1, 2)))
+            accelerator.backward(outputs[-1].sum())
+            optimizer.step()
+    assert not outputs[0].equal(outputs[1])
+
+
 def test_bf16_computes_in_bf16_and_returns_fp32(capsys: pytest.CaptureFixture[str]) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model = torch.nn.Linear(64, 64)

@@ -53,6 +53,23 @@ def test_activations_are_computed_again_in_the_backward_pass_without_sharding() 
     assert len(calls) == 6
 
 
+def test_running_statistics_are_updated_once_where_activations_are_computed_again() -> None:
+    states = []
+    for is_on in (False, True):
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, activation_checkpointing=is_on)
+        norms = nn.BatchNorm1d(2, momentum=None), nn.InstanceNorm1d(2, track_running_stats=True)
+        blocks = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), norm) for norm in norms]
+        model = accelerator.prepare(nn.Sequential(*blocks))
+        for _ in range(2):
+            accelerator.backward(model(torch.randn(3, 2, 2)).square().sum())
+        states.append({**model.state_dict()})
+        assert (norms[0].momentum, norms[1].momentum) == (None, 0.1)
+    assert states[0].keys() == states[1].keys()
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
+    assert states[1]["0.1.num_batches_tracked"] == 2
+
+
 def test_what_a_flag_says_may_not_be_contradicted() -> None:
     run = RunContract("cpu", "no", 1, {"strategy": FLAG}, strategy="fsdp", wrap="Block")
     assert decode(encode(run)) == run

@@ -67,6 +67,12 @@ def test_a_process_that_srun_counts_as_one_of_several_does_not_train_alone_unask
     monkeypatch.setenv("HEADWAY_CLUSTER", "none")
     assert Accelerator(cpu=True).num_processes == 1
     assert capsys.readouterr().err == ""
+    monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
+    Accelerator(cpu=True)
+    assert "note: HEADWAY_MIXED_PRECISION: only `headway launch`" in capsys.readouterr().err
+    monkeypatch.setenv("HEADWAY_RUN", encode(RunContract("cpu", "no", 1, {})))
+    Accelerator()
+    assert capsys.readouterr().err == ""
 
 
 def test_an_accelerator_uses_the_device_and_precision_of_the_state() -> None:

@@ -41,6 +41,7 @@ def main(folder: Path) -> None:
     for step in (3, 4):
         accelerator.log(VALUES, step=step)
     accelerator.log({"list": [1, 2]}, step=5)
+    accelerator.log({"unnumbered": 1.0})
     seen = {name: READERS[name](accelerator.get_tracker(name)) for name in names if name in READERS}
     accelerator.end_training()
     seen |= {name: AFTER[name](seen.get(name), folder) for name in names if name in AFTER}

@@ -61,6 +61,7 @@ def test_tensorboard(training: Training) -> None:
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("loss")]
     assert found == [(3, 0.5), (4, 0.5)]
+    assert [event.step for event in events.Scalars("unnumbered")] == [6]
     assert {"loss", "accuracy"} <= set(events.Tags()["scalars"])
     assert events.Tags()["images"] == ["images"]
     assert events.Tags()["tensors"] == ["note/text_summary"]
