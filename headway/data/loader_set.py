@@ -257,6 +257,8 @@ class LoaderSet:
         open_ = [each for each in iterations if not each.is_over]
         if not (open_ or any(each.has_trained for each in self.open)):
             self.keeps_batches |= not iterations or max(each.rounds for each in iterations) > 1
+            if self.keeps_batches and self.resumes_within:
+                self.report(_KEPT)
         for iteration in {each.owner: each for each in open_ or iterations}.values():
             iteration.has_trained = iteration.owner.has_trained = True
             iteration.owner.next_start = iteration.next_epoch

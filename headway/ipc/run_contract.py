@@ -128,6 +128,11 @@ def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
     return _read_accelerate(environ) if text is None else decode(text)
 
 
+def has_unread_variables(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether there are HEADWAY_* variables, and no launcher that has read them."""
+    return VARIABLE not in environ and any(name.startswith("HEADWAY_") for name in environ)
+
+
 def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
     present = {name: variable for name, variable in ACCELERATE.items() if variable in environ}
     if not present:

@@ -17,7 +17,7 @@ from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
 from headway.ipc.numbering import ALONE_VARIABLE
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
-from headway.ipc.run_contract import VARIABLE, read_run
+from headway.ipc.run_contract import has_unread_variables, read_run
 from headway.ipc.stderr import log, log_once
 from headway.precision.precision import (
     AutocastKwargs,
@@ -135,7 +135,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
 
 
 def _note_unread_variables() -> None:
-    if VARIABLE not in os.environ and any(name.startswith("HEADWAY_") for name in os.environ):
+    if has_unread_variables():
         from headway.settings.layers import environment_layer
 
         found = {entry.origin.variable for entry in environment_layer().values()}

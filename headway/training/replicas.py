@@ -116,6 +116,7 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
 
     `has_split` means that the script itself has split work between ranks.
     """
+    training.run.attribute()
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
     ranks = training.world.ranks

@@ -390,6 +390,14 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "batches that it keeps" in steps(loader, cycle(loader))
     loader = prepared()
     assert "batches that it keeps" in steps(loader, cycle([*loader]))
+    position = loader.state_dict()
+    for taken in (0, 1):  # a run that was resumed in the middle keeps only the rest
+        (loader := prepared()).seek(position | {"place": [0, taken, 0]})
+        loader.run.counts_training = True
+        for _ in zip(cycle(loader), range(9), strict=False):
+            loader.run.progress.num_trained += 2
+        loader.run.attribute()
+        assert ("batches that it keeps" in notes(capsys)) == taken
     due, kept = (loader := prepared()).run.checkpoint, iter(loader)
     next(kept)
     loader.run.progress.num_trained += 2  # a backward pass and an optimizer step
