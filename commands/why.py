@@ -36,11 +36,7 @@ def main(argv: Sequence[str]) -> int:
         appendix=f"\n{RUN}\n",
     )
     parser.flag("--json", help="print one JSON object")
-    parser.flag(
-        "--html",
-        metavar="FILE",
-        help="write a self-contained HTML page with charts",
-    )
+    parser.flag("--html", metavar="FILE", help="write a self-contained HTML page with charts")
     parsed, name = parser.parse_flag(argv, "run")
     if parsed.json and parsed.html is not None:
         parser.error("--json and --html are mutually exclusive: pass one of them")

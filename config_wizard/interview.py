@@ -52,11 +52,10 @@ class Prompter(Protocol):
 class Defaults:
     """A prompter that answers every question with the default."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self.show = show
+    def show(self, text: str) -> None:
+        pass
 
     def ask(self, question: Question) -> str:
-        self.show(f"  {question.name}: {question.shown(question.default)}")
         return question.default
 
 

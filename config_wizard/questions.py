@@ -46,7 +46,6 @@ _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 """Settings whose values must be compatible with the number of processes."""
 
-
 _HELP = {
     PLACE: "A project's headway.yaml applies to all folders below it, and overrides your profile.",
     MORE: "Asks about GPUs, accumulation, threads, restarts, log files, variables, machines and "

@@ -86,7 +86,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     parsed = parser.parse_flags(argv)
     paths = paths_of(parsed.profile, parsed.yes)
     facts = facts_of(parsed, paths)
-    prompter: Prompter = Defaults(lambda _: None) if parsed.yes else _prompter()
+    prompter: Prompter = Defaults() if parsed.yes else _prompter()
     prompter.show(introduction(facts))
     try:
         answers = interview(facts, prompter, partial(summary, facts, paths, parsed.show_secrets))

@@ -94,7 +94,6 @@ def prepare_checkpoint(
     `then` once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
-
     name = on_rank_0(lambda: create_pending(target).name)
     # absolute, because a hook or the script may change the working directory
     target = agree(target.absolute)
@@ -118,9 +117,7 @@ def prepare_checkpoint(
 
 
 def write_prepared(
-    prepared: Prepared,
-    group: dist.ProcessGroup | None = None,
-    pause: Callable[[], object] = bool,
+    prepared: Prepared, group: dist.ProcessGroup | None = None, pause: Callable[[], object] = bool
 ) -> None:
     """Write and commit a checkpoint; a collective call, which raises on all ranks or on none.
 

@@ -49,7 +49,13 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
         tag = "sharded" if isinstance(value, DTensor) else "tensor"
         return {tag: _add(_plain(value.detach(), name), name, tensors)}
     if depth > _MAX_DEPTH:
-        raise _too_deep(name)
+        raise CheckpointError(
+            f"{name[:_MAX_NAME]}... cannot be saved: it is nested more than {_MAX_DEPTH} levels"
+            " deep, or contains itself",
+            where="the state_dict() that returns it",
+            fix="return a flatter value without cycles from state_dict()",
+            code=Code.UNSAVABLE,
+        )
     if kind is list:
         return _encode_many(value, name, tensors, depth)
     if isinstance(value, Counter):
@@ -116,16 +122,6 @@ def _encode_many(
 ) -> list[Json]:
     parts = enumerate(value)
     return [_encode(part, f"{name}.{index}", tensors, depth + 1) for index, part in parts]
-
-
-def _too_deep(name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{name[:_MAX_NAME]}... cannot be saved: it is nested more than {_MAX_DEPTH} levels deep,"
-        " or contains itself",
-        where="the state_dict() that returns it",
-        fix="return a flatter value without cycles from state_dict()",
-        code=Code.UNSAVABLE,
-    )
 
 
 _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (

@@ -205,10 +205,7 @@ def is_kind(name: str) -> bool:
 
 @cache
 def extension_kinds() -> dict[str, DeviceKind]:
-    """Return the kinds added by other packages.
-
-    A launch calls this only if a name is unknown or `device: auto` finds no GPU.
-    """
+    """Return the kinds added by other packages."""
     return {name: ext.load()() for name, ext in extensions(OF_DEVICES).items() if name not in KINDS}
 
 

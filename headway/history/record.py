@@ -28,7 +28,6 @@ _LARGEST_LOSS = 1e100  # larger losses are stored as None
 _MOST_ROWS, _LEAST_ROWS = 600, 4  # rows of stats: maximum in total, minimum per rank
 _SUMMED = ("num_steps", "samples", *DURATIONS)  # fields to add up when rows are merged
 
-
 TAIL_LINES = 200
 """Output lines stored per rank."""
 _EVERY_S = 60.0  # between writes during the run; a killed launcher loses this much

@@ -17,7 +17,6 @@ _IDLE_TIMEOUT_S = 0.05  # the longest wait of a fork for busy threads
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 
-
 _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 
 

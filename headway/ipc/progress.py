@@ -12,20 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from headway.ipc.records import (
-    FeatureUse,
-    OutputPath,
-    ProgressSnapshot,
-    Record,
-    StepStats,
-)
+from headway.ipc.records import FeatureUse, OutputPath, ProgressSnapshot, Record, StepStats
 from headway.ipc.stderr import log_once
 from headway.ipc.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
 from headway.ipc.typed import encode
 
 _BEAT_EVERY_S = 1.0  # limits the cost of heartbeats if steps are short
 _write = os.write  # a script may replace it
-
 
 _SAVING = ("checkpoint", "save_state")
 WRITER = "headway-checkpoint"

@@ -25,7 +25,6 @@ _NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
 _URL_CREDENTIALS = r"(?<=://)[^/@\s]+(?=@)"
 """The part of a URL that may contain a password or token: https://user:password@host."""
 
-
 _ASSIGNMENT = (
     r"""(?<![\w.])([A-Za-z_][\w.-]{0,80})(["']?\s?[:=]\s?)"""
     r"""(?:(["'])[^"'\n]{8,}(?=["'])|(?<=[A-Z]=)()[^\s"'(]{8,})"""

@@ -128,7 +128,6 @@ _ITEM = r"\d+-|(GPU|MIG)-"
 _RANGE = r"([0-9]{1,4})-([0-9]{1,4})"
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
-
 _IS_SLICE = "it is a MIG slice, which is used only if devices contains its UUID"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import re
 import sys
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from headway.errors import Code, UsageError
@@ -209,7 +208,8 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
         AttributeError: The name does not exist in Accelerate.
     """
     feature = None if name.startswith("__") else feature_of_name(module, name)
-    if _is_import(sys._getframe(2)):
+    frame = sys._getframe(2)
+    if frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM:  # `from ... import`
         # Python replaces the message of an AttributeError here
         found = import_source(name)
         where = f"from {asked} import {name}"
@@ -258,8 +258,3 @@ def _missing(
 ) -> UsageError:
     what = f"{name}, for {feature.what}, has no counterpart in Headway"
     return kind(what, where=where, fix=feature.fix + or_else, code=Code.NO_COUNTERPART)
-
-
-def _is_import(frame: FrameType) -> bool:
-    """Return whether the frame is executing a `from ... import` statement."""
-    return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM

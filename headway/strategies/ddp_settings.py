@@ -42,7 +42,6 @@ _NO, _FP16, _BF16, _POWER_SGD = (
 )
 _HOOKS = (_NO, _FP16, _BF16, _POWER_SGD)  # torch's batched PowerSGD fails in its _orthogonalize
 
-
 _NOT_OF_DDP = "comm_hook", "comm_wrapper", "comm_state_option", "compare_weights"
 
 

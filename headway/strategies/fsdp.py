@@ -367,7 +367,6 @@ def _gathered_item(_: object, args: tuple[object, ...], __: object) -> Any:
 _OP_HANDLERS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
 _OP_HANDLERS[torch.ops.aten._local_scalar_dense.default] = _gathered_item
 
-
 _SUCCESSOR = "_headway_successor"  # of a parameter: its replacement in the prepared model
 
 

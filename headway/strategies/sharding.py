@@ -9,6 +9,7 @@ from typing import Any
 from headway.distributed.handler import check_call
 from headway.errors import Code, UsageError
 from headway.ipc.choices import AUTO, DDP, FSDP, HSDP
+from headway.ipc.run_contract import RunContract
 
 CALL = "the script's FullyShardedDataParallelPlugin(...)"
 
@@ -26,8 +27,7 @@ ONLY_FSDP1 = (
 
 _REFUSED = {
     **dict.fromkeys(
-        ONLY_FSDP1,
-        "remove it: it applies only to FSDP1, and models are sharded by FSDP2",
+        ONLY_FSDP1, "remove it: it applies only to FSDP1, and models are sharded by FSDP2"
     ),
     "mixed_precision_policy": "pass Accelerator(mixed_precision='bf16')",
     "ignored_modules": "pass only the other modules to prepare()",
@@ -131,14 +131,11 @@ class FullyShardedDataParallelPlugin:
 
 
 def effective_plugin(
-    given: FullyShardedDataParallelPlugin | None,
-    *,
-    activation_checkpointing: bool,
-    cpu_offload: bool,
+    given: FullyShardedDataParallelPlugin | None, run: RunContract
 ) -> FullyShardedDataParallelPlugin:
     if given is None:
         given = FullyShardedDataParallelPlugin(
-            activation_checkpointing=activation_checkpointing, cpu_offload=cpu_offload
+            activation_checkpointing=run.activation_checkpointing, cpu_offload=run.cpu_offload
         )
     whole = given.state_dict_type or "FULL_STATE_DICT"  # as `get_state_dict` returns it
     return replace(given, fsdp_version=2, state_dict_type=whole)

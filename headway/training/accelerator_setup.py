@@ -124,13 +124,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     if given.seed is not None:
         set_seed(given.seed)
     project = merged_project(given.project_config, given.project_dir)
-    shown = None
-    if strategy.shards:
-        shown = effective_plugin(
-            given.fsdp_plugin,
-            activation_checkpointing=run.activation_checkpointing,
-            cpu_offload=run.cpu_offload,
-        )
+    shown = effective_plugin(given.fsdp_plugin, run) if strategy.shards else None
     return AcceleratorSetup(training, data, project, handlers, dynamo, shown, settings)
 
 

@@ -19,9 +19,7 @@ from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 
 _MAX_INTERVAL = 1024  # maximum number of steps between comparisons
-
 _TOLERANCE = 1e-4  # the ranks' GPUs may round differently
-
 
 _FIX_RATE = (
     "pass the scheduler the same value on all ranks, such as accelerator.reduce(metric, 'mean')"

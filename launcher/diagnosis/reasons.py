@@ -270,7 +270,6 @@ REASONS = (
     ),
 )
 
-
 _PATH = FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError
 _MAY_PASS = (
     *(*OUT_OF_MEMORY, *OUT_OF_CPU_MEMORY, *SHARED_MEMORY_FULL, *LOADER_WORKER_ENDED, *NO_THREAD),

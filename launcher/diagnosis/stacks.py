@@ -41,7 +41,6 @@ BEFORE_SCRIPT = (_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy")
 
 _FRAME = re.compile(STACK_FRAME)
 
-
 Stack = tuple[Frame, ...]
 """The calls of one thread, most recent call last."""
 

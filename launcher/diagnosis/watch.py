@@ -260,9 +260,7 @@ class RankChannel:
         self.ends: list[Crash | ScriptEnd] = []  # as reported
         self.is_asked = False  # whether an answer is pending
         self.will_save = False  # whether the rank saves when it is stopped
-        self.may_be_killed = (
-            False  # whether it has no unfinished work, according to its last answer
-        )
+        self.may_be_killed = False  # whether it has no unfinished work, as it last answered
         self.kept: dict[str, OutputPath] = {}  # the last record of each kind
         self.pid = pid
         self._reader = RecordReader()

@@ -259,11 +259,6 @@ class Coordinator:
         host = next((m.join.host for m in self.machines.values() if m.rank == 0), "")
         return messages.Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
 
-    def _wait_from(self, now: float) -> None:
-        self._wait_until = now + self._join_timeout_s
-        self._notice_at = now + NOTICE_AFTER_S
-        self._are_notified = False
-
     def _send(self, machines: Iterable[MachineState], message: messages.Message) -> None:
         self.outbox += [(machine.peer, message) for machine in machines]
 
@@ -400,9 +395,8 @@ class Coordinator:
             return
         self._failure_at = None
         first = first._replace(repeats=self.callbacks.failure(first.site))
-        if first.repeats:
-            self._end(first)
-        elif self.num_restarts < self._max_restarts and not first.is_final:
+        may_restart = not (first.repeats or first.is_final)
+        if may_restart and self.num_restarts < self._max_restarts:
             self._restart(first.cause, is_counted=True, now=now)
         else:
             self._end(first)
@@ -415,7 +409,9 @@ class Coordinator:
         self.num_restarts += is_counted
         with_ranks = [machine for machine in self.machines.values() if machine.has_ranks]
         self._send(with_ranks, messages.Restart(cause, self.num_restarts if is_counted else 0))
-        self._wait_from(now)
+        self._wait_until = now + self._join_timeout_s
+        self._notice_at = now + NOTICE_AFTER_S
+        self._are_notified = False
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
         """Notify all machines of the failure; machine 0 also gets the details, for its report."""

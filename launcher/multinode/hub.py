@@ -84,7 +84,8 @@ class Hub:
                 ready = self._selector.select(self._wait_s())
                 now = time.monotonic()
                 if now > polled_at + self._timeout_s / 2:  # this process was suspended
-                    self._reset_timeouts(now)
+                    for peer in self.peers.values():
+                        peer.received_at = peer.began_at = now
                 polled_at = now
                 for key, events in ready:
                     self._handle_event(key, events, now)
@@ -112,10 +113,6 @@ class Hub:
         if self._coordinator.is_busy or self._close_at < float("inf"):
             return _BUSY_INTERVAL_S
         return min(self._beat_s, max(self._beat_at - time.monotonic(), 0))
-
-    def _reset_timeouts(self, now: float) -> None:
-        for peer in self.peers.values():
-            peer.received_at = peer.began_at = now
 
     def _handle_event(self, key: selectors.SelectorKey, events: int, now: float) -> None:
         if key.data is not None:

@@ -315,7 +315,9 @@ class Membership:
     def _join_over(self, link: socket.socket, progress: Callable[[], str]) -> HubClient:
         """Join over `link`; return the client once machine 0 has answered or closed the link."""
         member = self.member = HubClient(link, self._key, self._timeout_s, progress)
-        member.send(self._join_message())
+        rank = self._rank if self.hub is None else 0
+        host = socket.gethostname()
+        member.send(messages.Join(rank, self._least, self._most, host, self._facts))
         notice_at = time.monotonic() + network.NOTICE_AFTER_S
         until = time.monotonic() + min(self._join_timeout_s, _ANSWER_TIMEOUT_S)
         while not member.wait(lambda: member.accepted is not None, network.CHECK_EVERY_S):
@@ -376,15 +378,6 @@ class Membership:
             self.member.close()
         if self.hub is not None:
             self.hub.close(self._settings.grace_period_s)
-
-    def _join_message(self) -> messages.Join:
-        return messages.Join(
-            machine=0 if self.hub is not None else self._rank,
-            least=self._least,
-            most=self._most,
-            host=socket.gethostname(),
-            facts=self._facts,
-        )
 
     def _listen(self, callbacks: RankCallbacks) -> socket.socket | None:
         """Become machine 0 and return a connection to it; None if another process is machine 0."""

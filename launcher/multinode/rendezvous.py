@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BACKEND = "headway"
 _STORE_TIMEOUT = timedelta(seconds=60)  # of torch, for keys that other ranks must set
 _ANSWER_TIMEOUT_S = 30.0  # the store answers at once, unless its machine or the network is down
 
@@ -69,7 +68,7 @@ class Rendezvous(RendezvousHandler):
         self._store: Store | None = None
 
     def get_backend(self) -> str:
-        return BACKEND
+        return "headway"
 
     @property
     def use_agent_store(self) -> bool:
@@ -146,10 +145,7 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store whose calls time out; an exception in `poll` or a signal handler interrupts them.
-
-    Each call runs in another thread.
-    """
+    """A store whose calls run in another thread; timeouts, `poll` and signals interrupt them."""
 
     def __init__(self, store: Store, address: str, port: int, poll: Callable[[], None]) -> None:
         self._store = store

@@ -87,7 +87,7 @@ class Sink:
         data = text.encode(errors="backslashreplace")
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
-                self._end_line()
+                self.end_line()
                 self._add(data)
 
     def show_footer(self, text: str) -> None:
@@ -100,12 +100,9 @@ class Sink:
 
     def end_line(self) -> None:
         with self._changed:
-            self._end_line()
-
-    def _end_line(self) -> None:
-        if self.owner is not None:
-            self._add(b"\n")
-            self.owner = None
+            if self.owner is not None:
+                self._add(b"\n")
+                self.owner = None
 
     def wait(self, until: float) -> bool:
         """Wait until the queue is empty, or until the time `until`; return whether it is empty."""

@@ -16,7 +16,6 @@ parent-death signals, but not the ranks' child processes.
 
 from __future__ import annotations
 
-import array
 import atexit
 import gc
 import io
@@ -278,17 +277,13 @@ class _Server:
 
 
 def _receive(server: socket.socket) -> Rank | None:
-    fds = array.array("i")
     try:
-        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(4 * fds.itemsize))
+        message, fds, _, _ = socket.recv_fds(server, 2**20, 4)
     except OSError:
         return None
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     for fd in fds:
         os.set_inheritable(fd, False)
-    return Rank(json.loads(message), list(fds)) if message else None
+    return Rank(json.loads(message), fds) if message else None
 
 
 def _reply(server: socket.socket, record: Record) -> None:

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -123,10 +122,9 @@ class Starter:
         server, and may raise. Raises LaunchError if the system refuses to start a process, and
         ServerExited if the server has exited.
         """
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | LaunchError | None = None
         with suppress(OSError):
-            self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
+            socket.send_fds(self._socket, [json.dumps(dict(env)).encode()], fds)
             with waiting_for("the launcher's fork server", is_quiet=self.is_quiet):
                 pid = self._next_reply(check)
         if isinstance(pid, LaunchError):

@@ -297,9 +297,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
 def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
     """Return the text that Python prints; before 3.12, `traceback` omits "Did you mean" hints."""
     from contextlib import redirect_stderr
-    from io import StringIO
 
-    with redirect_stderr(StringIO()) as printed:
+    with redirect_stderr(io.StringIO()) as printed:
         sys.__excepthook__(type(error), error, trace)
     return printed.getvalue()
 

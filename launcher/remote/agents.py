@@ -31,11 +31,6 @@ _MAX_LINE_BYTES = 1 << 16  # of an unfinished line
 _MAX_REPLY_BYTES = 1 << 23  # an agent's LaunchEnd, with the report
 
 
-def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
-    options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
-    return ["ssh", "-T", *options, host, f"exec {shlex.join(agent)}"]
-
-
 class AgentLink:
     def __init__(self, name: str, process: Process, mark: str) -> None:
         self.name = name
@@ -75,7 +70,9 @@ class AgentLink:
             self.close_input(CLOSE_WITHIN_S)
             await self.wait_closed()
             raise self._unreachable(self._end_reason())
-        self._show_held_errors()
+        if self._held_errors:
+            _write(sys.stderr, bytes(self._held_errors))
+        self._held_errors = None
         found: HostReply = decode(HostReply, answer)
         return found
 
@@ -187,11 +184,6 @@ class AgentLink:
             self._held_errors += line
             del self._held_errors[:-_MAX_LINE_BYTES]
 
-    def _show_held_errors(self) -> None:
-        if self._held_errors:
-            _write(sys.stderr, bytes(self._held_errors))
-        self._held_errors = None
-
 
 async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
     """Start ssh, which starts the agent on `host`, a name that ssh's configuration may define.
@@ -199,11 +191,11 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
     `mark` precedes each answer of the agent in the host's output. Raises MachineError if ssh is not
     installed here, and LaunchError if ssh cannot be started.
     """
-    command = ssh_command(host, agent)
+    options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
     here = os.getpid()
     try:
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *("ssh", "-T", *options, host, f"exec {shlex.join(agent)}"),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,

@@ -342,9 +342,7 @@ def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_an
 
 def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="main_address is not set"):
-        interview(
-            facts_of(LAPTOP, given={"num_machines": "2"}), Defaults(lambda _: None), lambda _: ""
-        )
+        interview(facts_of(LAPTOP, given={"num_machines": "2"}), Defaults(), lambda _: "")
 
 
 @pytest.mark.parametrize("env", [{"A": "1", "B": "x y"}, ["A=1", "B=x y"], "A=1 B='x y'"])
