@@ -201,11 +201,12 @@ def _run_rank(
         try:
             function(*args)
             leave_world()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             sys.last_type = type(error)  # read by exit functions, as at the end of a script
-            if isinstance(error, SystemExit) and isinstance(error.code, str):
-                raise RuntimeError(f"SystemExit: {error.code}") from None
-            raise
+            if isinstance(error, Exception) or isinstance(getattr(error, "code", ""), int | None):
+                raise
+            what = f"{type(error).__name__}: {error}"  # torch would ignore a KeyboardInterrupt
+            raise RuntimeError(what.rstrip(": ")).with_traceback(error.__traceback__) from None
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, extension_kinds, kind_of
 from headway.distributed.handler import KwargsHandler
-from headway.errors import MORE_PROCESSES, SOCKET_FIX, Code, LaunchError, MachineError, UsageError
+from headway.errors import MORE_PROCESSES, Code, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
 from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.progress import process_progress
-from headway.ipc.run_contract import Ranks, main_place, read_ranks, record_collectives
+from headway.ipc.run_contract import Ranks, main_place, read_ranks, record_collectives, values_of
 from headway.ipc.stderr import log_once, waiting_for
 from headway.machine.detection import detect_machine
 
@@ -156,14 +156,13 @@ def _require_single_process(*, is_rank: bool) -> None:
     if row is None:
         return
     problem = f"{row.source} has started several processes, but this {row.unit} trains alone"
-    where = f"environment {row.size}, {row.rank}"
+    where = f"environment {', '.join(dict.fromkeys((row.size, row.rank)))}"
     fix = f"`export {ALONE_VARIABLE}={ALONE}` if this is intended, as with srun -n8 wandb agent"
     if is_rank:  # RANK and WORLD_SIZE are 0 and 1, as with torchrun in each process
         log_once(f"note: {problem} ({where}); fix: {fix}")
         return
     fix = f"start the script with `headway launch`, which sets RANK, WORLD_SIZE and so on; or {fix}"
-    what = f"{problem}: RANK is not set"
-    raise UsageError(what, where=where, fix=fix, code=Code.RANK_VARIABLES)
+    raise UsageError(f"{problem}: RANK is not set", where=where, fix=fix, code=Code.RANK_VARIABLES)
 
 
 before_leaving: list[Callable[[], None]] = []
@@ -335,8 +334,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
     backend = settings.named_backend or usual
     place = settings.init_method or main_place()
-    count = world.ranks.world_size - 1
-    peers = f"{count} other rank{'s' * (count > 1)} at {place}"
+    peers = f"the other rank{'s' * (world.ranks.world_size > 2)} at {place}"
     is_quiet = process_progress().is_connected  # the launcher reports ranks that do not join
     try:
         with waiting_for(peers, is_quiet=is_quiet, after_s=SILENT_GROUP_S):
@@ -353,11 +351,15 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
         raise
     except (RuntimeError, ValueError) as error:
         limited = any(text in str(error) for text in ("new thread", "Resource temporarily"))
-        start = "start the script with `headway launch` or torchrun, on every machine"
+        start = "check the other ranks' output, and open the ports above 1023 between the machines"
+        if not is_quiet:
+            start = "start the script with `headway launch` or torchrun, on every machine"
+        is_local = is_quiet and world.ranks.local_world_size == world.ranks.world_size
+        given = " and ".join(values_of(kind_of(device).interfaces))
+        if given and (not is_local or "Unable to find address for" in str(error)):  # of gloo
+            start = f"set {given} to the interface that connects the ranks, or unset it; {start}"
         if "EADDRINUSE" in str(error):
             start = "set another MASTER_PORT, the same for all ranks, or stop the job that uses it"
-        if "Unable to find address for" in str(error):  # gloo
-            start = SOCKET_FIX
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a process group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",

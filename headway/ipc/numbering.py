@@ -89,14 +89,13 @@ NUMBERINGS: Mapping[str, Numbering] = {
     ),
     "jsrun": Numbering("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
     "flux": Numbering("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    "submitit": Numbering("submitit", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_GLOBALID"),
     "slurm": Numbering("srun", _STEP_SIZE, "SLURM_PROCID", applies=is_task),
     "skypilot": Numbering("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", MACHINE),
     "ranked": Numbering(
         *("a launcher of ranks", "WORLD_SIZE", "RANK"),
         # torchrun and container hooks set LOCAL_RANK
-        applies=lambda environ: (
-            {"RANK", "MASTER_ADDR"} <= environ.keys() and "LOCAL_RANK" not in environ
-        ),
+        applies=lambda env: {"RANK", "MASTER_ADDR"} <= env.keys() and "LOCAL_RANK" not in env,
     ),
     "kubernetes": Numbering("an indexed Job", "", "JOB_COMPLETION_INDEX", MACHINE),
     "aws_batch": Numbering(
@@ -109,6 +108,17 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, hosts=_read_hosts),
     "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, hosts=_read_hosts),
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, hosts=str),
+    "lsf_counts": Numbering(  # LSF omits LSB_HOSTS if it is too long
+        *("LSF", "LSB_MCPU_HOSTS", "", MACHINE), hosts=lambda text: " ".join(text.split()[::2])
+    ),
+    "lightning": Numbering(
+        *("a launcher of machines", "NODE_RANK", "NODE_RANK", MACHINE),
+        read=lambda _: 2,  # several; no variable contains the number
+        applies=lambda environ: (
+            "RANK" not in environ
+            and environ.get("WORLD_SIZE", environ.get("MASTER_ADDR", "1")) != "1"
+        ),
+    ),
 }
 """Numberings by name; the first one that counts several processes or machines applies."""
 

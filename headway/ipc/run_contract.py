@@ -7,7 +7,7 @@ If HEADWAY_RUN is not set, Accelerate's variables are read. Ranks send `records`
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from headway.devices.table import KINDS
@@ -193,6 +193,11 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
 def main_place() -> str:
     """Return rank 0's address and port, as ADDRESS:PORT."""
     return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+
+
+def values_of(names: Iterable[str]) -> list[str]:
+    """Return the name and value of each of these variables that is set."""
+    return [f"{name} (now {os.environ[name]!r})" for name in names if name in os.environ]
 
 
 def record_collectives() -> None:

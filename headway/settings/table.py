@@ -42,7 +42,7 @@ ON, OFF, NODE = "on", "off", "node"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
 NO_CLUSTER = "none"  # same as numbering.ALONE, which launches outside clusters do not import
-CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
+CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked", "lightning")
 """The kinds of clusters whose variables are read."""
 
 LINES, RAW = "lines", "raw"

@@ -16,8 +16,8 @@ from headway.settings.setting import AUTO
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
 PREFIXES = (
-    *("PET_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "JSM_NAMESPACE_", "FLUX_", "SLURM_"),
-    *("SKYPILOT_", "WORLD_", "RANK", "JOB_COMPLETION_", "AWS_BATCH_JOB_", "SM_", "PBS_", "LSB_"),
+    *("PET_", "OMPI_COMM_", "MV2_COMM_", "PMI_", "JSM_", "FLUX_", "SLURM_", "SUBMITIT_", "SM_"),
+    *("SKYPILOT_", "WORLD_", "RANK", "NODE_RANK", "JOB_COMPLETION_", "AWS_BATCH_", "PBS_", "LSB_"),
 )
 """Prefixes of the variables in NUMBERINGS; `table.py` is imported only if one of them is set."""
 

@@ -53,6 +53,17 @@ def _ranked(environ: Environ) -> Entries:
     return invalid("RANK, WORLD_SIZE", what, fix)
 
 
+def _lightning(environ: Environ) -> Entries:
+    names = [name for name in (*LIGHTNING.variables.values(), "WORLD_SIZE") if name in environ]
+    rank, address = environ["NODE_RANK"], environ.get("MASTER_ADDR", "HOST")
+    what = f"NODE_RANK is {rank!r}, as in a run on several machines, but this launch would use one"
+    fix = (
+        f"pass --num-machines N --machine-rank {rank} --main-address {address}; to train on one, "
+        f"`unset {' '.join(names)}`; if the script connects the machines, pass --cluster none"
+    )
+    return invalid(", ".join(f"{name}={environ[name]}" for name in names), what, fix)
+
+
 SKYPILOT = ClusterKind(
     "skypilot",
     lambda environ: _SKYPILOT.size in environ,
@@ -68,7 +79,12 @@ RANKED = ClusterKind(
     {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"},
     _ranked,
 )
-
+LIGHTNING = ClusterKind(
+    "lightning",
+    lambda environ: NUMBERINGS["lightning"].count(environ) > 1,
+    {"machine_rank": "NODE_RANK", "main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"},
+    _lightning,
+)
 
 _NNODES = NUMBERINGS["torchrun"].size
 _NPROC = "PET_NPROC_PER_NODE"
@@ -113,7 +129,7 @@ TORCHRUN = ClusterKind(
     overrides=("kubernetes",),
 )
 
-CLUSTERS: Sequence[ClusterKind] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
+CLUSTERS: Sequence[ClusterKind] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED, LIGHTNING)
 """All kinds of clusters; the first one that is detected is used."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
@@ -145,9 +161,9 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
     is_number = entries.keys() == {"machine_rank"}  # every pod of an indexed Job has this variable
     if not entries or (is_number and not sets_num_machines):
         return NOTHING
-    others = [row for row in here[1:] if row.name not in (*first.overrides, RANKED.name)]
-    for row in others:
-        entries |= _conflicts(entries, _entries(row, environ))
+    for row in here[1:]:
+        if row.name not in (*first.overrides, RANKED.name, LIGHTNING.name):
+            entries |= _conflicts(entries, _entries(row, environ))
     detected_by = next(iter(entries.values())).origin
     return {**entries, "cluster": Entry(first.name, detected_by)}
 

@@ -240,8 +240,9 @@ REASONS = (
         "signal_passed_on",
         lambda seen: seen.is_forwarded,
         "{rank} was killed by {signal}",
-        "the launcher received {signal} and forwarded it to the ranks: handle it in the script "
-        "with accelerator.checkpoint() (SIGTERM, SIGUSR1) or a signal.signal handler",
+        "the launcher received {signal} and forwarded it to the ranks: "
+        "accelerator.checkpoint() handles SIGTERM, SIGINT, SIGHUP and SIGUSR1, but not SIGUSR2; "
+        "before its first call, or without a signal.signal handler, nothing is saved",
     ),
     Reason(
         "signal",

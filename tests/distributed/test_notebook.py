@@ -43,7 +43,9 @@ def train(folder, how):
         raise ValueError("no such sample")
     if how == "killed" and rank == 1:
         os.kill(os.getpid(), 9)
-    if how in ("fails", "killed", "waits"):
+    if how in ("interrupts", "interrupts alone") and rank == 1:
+        raise KeyboardInterrupt
+    if how in ("fails", "killed", "interrupts", "waits"):
         Path(folder, f"waits{rank}").touch()
         accelerator.wait_for_everyone() if how != "waits" else time.sleep(600)
 """
@@ -72,7 +74,7 @@ def test_ranks_form_a_world_and_rank_0_is_shown(tmp_path: Path) -> None:
     assert no_child_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("how", ["fails", "killed"])
+@pytest.mark.parametrize("how", ["fails", "killed", "interrupts", "interrupts alone"])
 def test_the_error_is_that_of_the_rank_that_failed_and_nothing_is_left(
     how: str, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_the_error_is_that_of_the_rank_that_failed_and_nothing_is_left(
     assert "WorkerFailed" in ended.stderr
     assert "rank 1 of 2" in ended.stderr
     assert ("ValueError: no such sample" in ended.stderr) == (how == "fails")
+    assert ("    raise KeyboardInterrupt\n" in ended.stderr) == how.startswith("interrupts")
     assert no_child_is_left(tmp_path)
 
 

@@ -10,6 +10,7 @@ import pickle
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -390,7 +391,20 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_that_cannot_form_a_group_stop_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    waits = Mock(return_value=nullcontext())
+    monkeypatch.setattr("headway.distributed.world.waiting_for", waits)
     with pytest.raises(LaunchError, match=r"not form a process group[\s\S]*MASTER_ADDR"):
+        Accelerator(cpu=True)
+    assert waits.call_args.args == ("the other rank at :",)
+    for name, value in (("LOCAL_WORLD_SIZE", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=r"fix: +set GLOO_SOCKET_IFNAME \(now 'lo'\) .*torchrun"):
+        Accelerator(cpu=True)
+    monkeypatch.setattr(Progress, "is_connected", True)
+    with pytest.raises(LaunchError, match=r"fix: +set GLOO_SOCKET_IFNAME (?!.*headway launch)"):
+        Accelerator(cpu=True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # the launcher has set the variable
+    with pytest.raises(LaunchError, match=r"fix: +check the other ranks' output"):
         Accelerator(cpu=True)
     refused = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(dist, "init_process_group", refused)

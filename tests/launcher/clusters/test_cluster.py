@@ -204,6 +204,7 @@ HERE = {
     "kubernetes": {"JOB_COMPLETION_INDEX": "0"},
     "skypilot": {"SKYPILOT_NUM_NODES": "2"},
     "ranked": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+    "lightning": {"NODE_RANK": "0", "MASTER_ADDR": "a"},
 }
 
 

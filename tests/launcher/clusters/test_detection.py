@@ -240,6 +240,7 @@ COUNTED = {
     "pmi": {"PMI_SIZE": "2", "PMI_RANK": "1"},
     "jsrun": {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"},
     "flux": {"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"},
+    "submitit": {"SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_GLOBALID": "1"},
     "slurm": {**STEP, "PMI_SIZE": "2", "PMI_RANK": "1"},  # as srun --mpi=pmi2 sets them
     "skypilot": SKYPILOT,
     "ranked": PAI,
@@ -248,11 +249,15 @@ COUNTED = {
     "pbs": {"PBS_NODEFILE": "hosts"},
     "lsf": {"LSB_DJOB_HOSTFILE": "hosts"},
     "lsf_list": {"LSB_HOSTS": "n1 n1 n2"},
+    "lsf_counts": {"LSB_MCPU_HOSTS": "n1 4 n2 4"},
+    "lightning": {"NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "9", "WORLD_SIZE": "4"},
 }
 """Processes that are one of several, by the rows of the table; `hosts` names n1 and n2."""
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERINGS if name != "kubernetes"])
+@pytest.mark.parametrize(
+    "name", [name for name in NUMBERINGS if name not in ("kubernetes", "lightning")]
+)
 def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_alone(
     name: str,
 ) -> None:
@@ -284,7 +289,7 @@ def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_al
             settings_in({row.size: environ[row.size]})
 
 
-@pytest.mark.parametrize("name", [name for name, row in NUMBERINGS.items() if row.size])
+@pytest.mark.parametrize("name", list(COUNTED))
 def test_a_process_without_a_rank_knows_what_counts_it_unless_somebody_calls_it_alone(
     name: str,
 ) -> None:
@@ -293,8 +298,30 @@ def test_a_process_without_a_rank_knows_what_counts_it_unless_somebody_calls_it_
     assert (unknown_launcher(environ) is row) == is_numbered
     assert unknown_launcher({**environ, RUN_VARIABLE: "{}"}) is None
     assert unknown_launcher({**environ, ALONE_VARIABLE: ALONE}) is None
-    assert unknown_launcher({**environ, row.size: "1"}) is not row
+    assert unknown_launcher({**environ, row.size: "1", "WORLD_SIZE": "1"}) is not row
     assert TABLE["cluster"].variable == ALONE_VARIABLE
+
+
+@pytest.mark.parametrize("missing", ["", "WORLD_SIZE", "MASTER_ADDR"])
+def test_lightnings_variables_of_a_machine_are_refused_with_the_flags_that_they_mean(
+    missing: str,
+) -> None:
+    environ = {name: text for name, text in COUNTED["lightning"].items() if name != missing}
+    for processes in ({}, {"num_processes": "2"}):
+        with pytest.raises(ConfigError) as caught:
+            settings_in(environ, **processes)
+        fix = caught.value.problems[0].fix
+        assert "--num-machines N --machine-rank 1" in fix
+        assert ("--main-address a" in fix) == (missing != "MASTER_ADDR")
+        assert (
+            f"`unset {' '.join(name for name in COUNTED['lightning'] if name in environ)}`" in fix
+        )
+    assert place(settings_in(environ, cluster="none")) == (1, 0, None, None)
+    typed = settings_in(environ, num_machines="2", main_address="b")
+    assert place(typed) == (2, 1, "b", 9)
+    assert place(settings_in({**STEP, **environ})) == place(settings_in(STEP))
+    for more in ({"RANK": "1", "LOCAL_RANK": "0"}, {"WORLD_SIZE": "1"}):
+        assert cluster_layer({**environ, **more}) == NOTHING
 
 
 @pytest.mark.parametrize("shell", ["4294967291", "4294967290", ""])

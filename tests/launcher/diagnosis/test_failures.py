@@ -219,7 +219,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
             0,
             "signal_passed_on",
             "was killed by SIGUSR1",
-            "forwarded it to the ranks",
+            "not SIGUSR2; before its first call, or without a signal.signal handler, nothing",
         ),
         (ended(1, -12, 1), 0, "signal", "was killed by SIGUSR2", "another process sent the signal"),
         (ended(1, -9, 1), None, "killed", "was killed by SIGKILL", "OOM killer (`dmesg`"),
