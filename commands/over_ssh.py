@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-from collections.abc import Mapping
 
 from headway.commands.flags import Parsed
 from headway.commands.remote_job import RemoteJob, check_everywhere, job_args
@@ -56,10 +55,12 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
         script=program.name if program.kind == "script" else None,
         variables=forwarded_env(environ),
     )
+    path = environ.get("PYTHONPATH")  # the agent may need it to find Headway
+    python_path = ["env", f"PYTHONPATH={path}"] if path else []
     is_port_set = settings.are_user_set("main_port")
     launch = RemoteLaunch(
         hosts=hosts,
-        agent=[*_python_path(environ), *interpreter(), "-m", _AGENT],
+        agent=[*python_path, *interpreter(), "-m", _AGENT],
         setup=order,
         words=words,
         main_address=settings.main_address if settings.are_user_set("main_address") else None,
@@ -67,12 +68,6 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
         stops_within_s=settings.grace_period_s + _STOP_MARGIN_S,
     )
     return run_on_hosts(launch)
-
-
-def _python_path(environ: Mapping[str, str]) -> list[str]:
-    """Return the words that pass PYTHONPATH to the agent, which may need it to find Headway."""
-    name = "PYTHONPATH"
-    return ["env", f"{name}={environ[name]}"] if environ.get(name) else []
 
 
 def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:

@@ -150,15 +150,12 @@ def _rank_charts(stats: Mapping[int, Sequence[StepStats]]) -> Iterator[str]:
     yield from _chart("Samples per second of each rank", of_ranks(_speed))
     yield f"<h2>Time of each rank</h2>{_phases(drawn)}"
     yield from _chart("Memory of each rank, MiB", of_ranks(lambda row: row.rss_bytes / 2**20))
-    yield from _chart("Memory of the device, MiB", of_ranks(_device_mib))
+    of_devices = of_ranks(lambda row: row.device_bytes and row.device_bytes / 2**20)
+    yield from _chart("Memory of the device, MiB", of_devices)
 
 
 def _speed(row: StepStats) -> float | None:
     return row.samples / row.seconds if row.samples and row.seconds > 0 else None
-
-
-def _device_mib(row: StepStats) -> float | None:
-    return None if row.device_bytes is None else row.device_bytes / 2**20
 
 
 def _metrics(record: RunRecord) -> Iterator[str]:

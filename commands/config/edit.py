@@ -85,18 +85,14 @@ def _without(text: str, keys: Sequence[str]) -> str:
         try:
             text = unset_value(text, key)
         except KeyError:
-            problems.append(_cannot_unset(key, present))
+            what = f"{key!r} is not set in the profile{suggestion(key, present)}"
+            if key == "version":
+                what = "version cannot be removed"
+            fix = "run `headway config show --origin` to see where each value comes from"
+            problems.append(Problem(what, "the command line", fix, code=Code.COMMAND_LINE))
     if problems:
         raise ConfigError.of(problems)
     return text
-
-
-def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
-    what = f"{key!r} is not set in the profile{suggestion(key, present)}"
-    if key == "version":
-        what = "version cannot be removed"
-    fix = "run `headway config show --origin` to see where each value comes from"
-    return Problem(what, "the command line", fix, code=Code.COMMAND_LINE)
 
 
 def apply(

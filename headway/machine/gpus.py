@@ -61,7 +61,10 @@ def gpu_fixes(machine: Machine, device: str = "") -> list[str]:
         is_listed = device in machine.listed_kinds
         return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
     if machine.mismatch is not None and not machine.is_hidden:
-        return _matching_torch(machine)
+        if machine.is_rocm:
+            return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
+        install, has_cuda = _wheel_fix(machine), machine.torch is not None and machine.torch.cuda
+        return install if install and not has_cuda else ["update the NVIDIA driver", *install]
     if machine.visible_gpus:
         return availability_fixes(machine.visible_gpus[0])
     if machine.mask is not None and (machine.gpus or machine.is_hidden):
@@ -85,13 +88,6 @@ def availability_fixes(gpu: Gpu) -> list[str]:
 def admin_fix(command: str) -> str:
     """Return a fix that asks an administrator to run a command that affects other users."""
     return f"ask the machine's administrator to run {command}"
-
-
-def _matching_torch(machine: Machine) -> list[str]:
-    if machine.is_rocm:
-        return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
-    install, has_cuda = _wheel_fix(machine), machine.torch is not None and machine.torch.cuda
-    return install if install and not has_cuda else ["update the NVIDIA driver", *install]
 
 
 def kernel_fixes(machine: Machine) -> list[str]:

@@ -163,8 +163,7 @@ class _Reader:
         return self.source._replace(line=node.start_mark.line + 1)
 
     def _error(self, what: str, node: Any, fix: str) -> ConfigError:
-        problem = Problem(what, str(self._at(node)), fix, code=Code.BAD_FILE)
-        return ConfigError.of([problem])
+        return ConfigError(what, where=str(self._at(node)), fix=fix, code=Code.BAD_FILE)
 
     def _note(self, code: str, name: str, what: str, node: Any, fix: str) -> None:
         self.problems.append(Problem(what, str(self._at(node)), fix, code=code, names=(name,)))

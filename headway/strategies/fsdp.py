@@ -203,9 +203,8 @@ class FSDP(Strategy):
         return model.state_dict()
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        once = {name for name, _ in model.named_parameters()}
-        every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        tied = every - once
+        every = dict(model.named_parameters(remove_duplicate=False))
+        tied = every.keys() - dict(model.named_parameters()).keys()
         return {name: value for name, value in model.state_dict().items() if name not in tied}
 
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:

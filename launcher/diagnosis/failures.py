@@ -83,12 +83,10 @@ class Failure(NamedTuple):
 
     @property
     def aftermath(self) -> str:
-        words = ""
         if self.evidence.divergence and self.first.crash is not None:
-            words = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
-            return words + self.killed
-        if self.same:
-            words += f"; so did {named(self.same)}"
+            then = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
+            return then + self.killed
+        words = f"; so did {named(self.same)}" if self.same else ""
         for end in self.different:
             words += f"; rank {end.rank} failed with {end.crash.name if end.crash else end.code}"
         if self.victims:

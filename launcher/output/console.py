@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from headway.ipc.stderr import line_of
-from headway.launcher.output.sinks import Sink, is_same_file
+from headway.launcher.output.sinks import Sink
 
 _NOTICE_S = 1.0  # before a wait for a reader is reported
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes, without red, the color of errors
@@ -51,7 +51,7 @@ class Console:
             self._fds[target] = stream.fileno()
         out = Sink(self._fds[1], sys.stdout.isatty(), self._note_change)
         error = out
-        if not is_same_file(sys.stdout, sys.stderr):
+        if not os.path.sameopenfile(self._fds[1], self._fds[2]):
             error = Sink(self._fds[2], sys.stderr.isatty(), self._note_change)
         self._sinks = {1: out, 2: error}
         terminals = (sink for sink in (error, out) if sink.is_terminal)

@@ -13,7 +13,6 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TextIO
 
 MAX_QUEUED = 2**20  # bytes; above this limit, the ranks wait
 _REDRAW_S = 0.05  # the minimum time between two redraws of the footer
@@ -221,11 +220,6 @@ def _add_prefixes(text: bytes, prefix: bytes, continues: bool) -> bytes:
             text = text.removeprefix(b"\r")
         text = _REDRAWN.sub(b"\r" + prefix, text)
     return text if continues else prefix + text
-
-
-def is_same_file(one: TextIO, other: TextIO) -> bool:
-    first, second = os.fstat(one.fileno()), os.fstat(other.fileno())
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 class Footer:

@@ -69,16 +69,13 @@ class AgentLink:
         if answer is None:
             self.close_input(CLOSE_WITHIN_S)
             await self.wait_closed()
-            raise self._unreachable(self._end_reason())
+            lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
+            raise self._unreachable(lines[-1] if lines else "the connection was closed")
         if self._held_errors:
             _write(sys.stderr, bytes(self._held_errors))
         self._held_errors = None
         found: HostReply = decode(HostReply, answer)
         return found
-
-    def _end_reason(self) -> str:
-        lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "the connection was closed"
 
     def _unreachable(self, reason: str) -> LaunchError:
         return LaunchError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,16 +28,14 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+@dataclass(eq=False, slots=True)
 class Storage:
     """Current size and category of a storage."""
 
-    __slots__ = ("category", "gone", "is_counted", "nbytes")
-
-    def __init__(self, category: str) -> None:
-        self.nbytes = 0
-        self.category = category
-        self.is_counted = False
-        self.gone: Any = None
+    category: str
+    nbytes: int = 0
+    is_counted: bool = False
+    gone: Any = None
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
