@@ -19,7 +19,10 @@ from headway.launcher.remote import slurm_jobs
 _EVERY_S = 0.5  # between reads of the growing files, with --follow
 _INTERRUPTED = 130
 _LOG = re.compile(r"rank_(\d+)_attempt_(\d+)\.log")
-_FIX = "launch with --log-dir DIR to keep all output, also of one process"
+_FIX = (
+    "launch with --log-dir DIR to keep all output, also of a single process and while it runs;"
+    " otherwise, the last lines of each rank are recorded when it exits"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
-        what = f"the output{of} of run {record.name} was only printed to the terminal"
+        what = f"the output{of} of run {record.name} is not kept in files or in its record"
         raise ConfigError(what, where=record.path, fix=_FIX, code=Code.NO_RUN)
     for number, lines in sorted(tails.items()):
         for line in lines:

@@ -51,6 +51,7 @@ class Script:
         self.names: defaultdict[tuple[str, str], Lines] = defaultdict(set)
         """Lines, keyed by module (relative to `accelerate`) and name ("" for the module)."""
         self.attributes: defaultdict[str, Lines] = defaultdict(set)
+        self.assigned: set[str] = set()  # attributes that the script adds to an Accelerator
         self.keywords: defaultdict[str, Lines] = defaultdict(set)
         """Lines, keyed by the arguments of `Accelerator(...)` that are not None."""
         self.schedules: Lines = set()  # of calls that seem to create an LR scheduler
@@ -99,6 +100,7 @@ class Script:
         line, module = node.end_lineno or node.lineno, self._module(node.value)
         if module is None and (_creates(node.value) or _name_of(node.value) in self._accelerators):
             self.attributes[node.attr].add(line)
+            self.assigned |= {node.attr} if isinstance(node.ctx, ast.Store) else set()
         elif module is not None and self._module(node) is None:
             self.names[module, node.attr].add(line)
 
@@ -376,6 +378,8 @@ def _members(script: Script) -> list[Finding]:
     rows = []
     for name, lines in script.attributes.items():
         member, feature = f"{ACCELERATOR}.{name}", feature_of_member(name)
+        if name in script.assigned:
+            continue
         if feature is not None or member in differ:
             rows.append(_row(member, lines, feature is None, feature))
     for name, lines in script.keywords.items():

@@ -168,8 +168,8 @@ REASONS = (
         "module_not_found",
         lambda crash: crash.kind == "ModuleNotFoundError",
         "if it is a package, install it for this launch's Python, with `{installer} {module}`, or "
-        "launch from the environment that contains it; if it is your own file, add its folder to "
-        "PYTHONPATH",
+        "launch from the environment that contains it; if it is your own, add the folder that "
+        "contains the file or package to PYTHONPATH",
     ),
     _for_crash(
         "no_temporary_folder",

@@ -324,7 +324,8 @@ class Agent(SimpleElasticAgent):
             failure = self.find_failure()
             assert failure is not None, "no other process restarts ranks"
             self._repeated = self._repeats.check(failure.site)
-            if self._repeated:
+            is_stop = isinstance(failure, Failure) and failure.reason.name == "signal_passed_on"
+            if self._repeated or is_stop:
                 raise RunEnded
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()

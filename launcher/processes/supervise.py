@@ -193,7 +193,9 @@ def _signals(agent: Agent) -> Iterator[None]:
             if not agent.ranks.defer_stop(stopped):
                 raise stopped
 
-    def forward(number: int, _: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1 and agent.pending_restart[0]:  # no rank can save
+            stop(number, frame)
         agent.signals_received.add(number)
         agent.forward(number)
 

@@ -34,7 +34,11 @@ def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> No
 
 @pytest.mark.parametrize(
     ("number", "code", "by"),
-    [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
+    [
+        (signal.SIGTERM, 143, "stopped by SIGTERM"),
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGUSR1, 138, "stopped by SIGUSR1"),
+    ],
 )
 def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(
     number: int, code: int, by: str
@@ -46,6 +50,17 @@ def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(
     out, errors = process.communicate(timeout=50)  # before the delay is over
     assert (out, process.returncode) == ("tried\n", code)
     assert f"headway: {by} before restart 1 of 1; rank 0 exited with code 7\n" in errors
+
+
+def test_a_rank_that_a_forwarded_signal_ends_is_not_restarted() -> None:
+    name = script("import time\nprint('tried', flush=True)\ntime.sleep(300)")
+    process = start("-q", "--cpu", "--supervise", "--max-restarts", "3", *NO_DELAY, name)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tried\n"
+    process.send_signal(signal.SIGUSR1)
+    out, errors = process.communicate(timeout=50)
+    assert (out, process.returncode) == ("", 138)
+    assert "rank 0 was killed by SIGUSR1" in errors
 
 
 KILLING = """

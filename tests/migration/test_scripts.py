@@ -56,6 +56,12 @@ def test_each_name_that_is_missing_has_what_to_use_instead() -> None:
     }
 
 
+def test_an_attribute_that_the_script_sets_itself_is_not_missing() -> None:
+    script = "from accelerate import Accelerator\na = Accelerator()\nprint(a.native_amp)\n"
+    assert [row.status for row in listed(script)] == [MISSING, SAME]
+    assert [row.status for row in listed(script + "a.native_amp = False\n")] == [SAME]
+
+
 def differences(text: str, *, compat: bool = False) -> list[str]:
     return [row.name for row in listed(text, compat=compat) if row.status == DIFFERS]
 
