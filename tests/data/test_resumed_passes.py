@@ -413,8 +413,6 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
 
 
 class Worn(Stream):
-    """A stream whose state is not that which was loaded."""
-
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"] + 1
 

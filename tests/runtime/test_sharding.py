@@ -65,7 +65,6 @@ def test_running_statistics_are_updated_once_where_activations_are_computed_agai
             accelerator.backward(model(torch.randn(3, 2, 2)).square().sum())
         states.append({**model.state_dict()})
         assert (norms[0].momentum, norms[1].momentum) == (None, 0.1)
-    assert states[0].keys() == states[1].keys()
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
     assert states[1]["0.1.num_batches_tracked"] == 2
 
