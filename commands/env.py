@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +11,7 @@ from headway.commands.tables import print_table
 from headway.devices.kind import sm
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, HostFacts, Machine
-from headway.machine.snapshot import as_data
+from headway.machine.snapshot import to_json
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_flags(argv)
     machine = detect_machine(os.environ, full=True)
     if parsed.json:
-        print(json.dumps(as_data(machine), indent=2))
+        print(to_json(machine))
     else:
         print_table(("fact", "value"), list(_facts(machine)))
     return 0

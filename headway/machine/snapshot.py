@@ -17,6 +17,10 @@ def as_data(machine: Machine) -> dict[str, Any]:
     return {"version": VERSION, **plain(machine)}
 
 
+def to_json(machine: Machine) -> str:
+    return json.dumps(as_data(machine), indent=2)
+
+
 def load_machine(path: str) -> Machine:
     """Load the machine from a file written by `headway env --json` or `headway doctor --json`."""
     key = ""
