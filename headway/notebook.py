@@ -203,7 +203,8 @@ def _run_rank(
             leave_world()
         except BaseException as error:
             sys.last_type = type(error)  # read by exit functions, as at the end of a script
-            if isinstance(error, Exception) or isinstance(getattr(error, "code", ""), int | None):
+            is_code = isinstance(error, SystemExit) and not isinstance(error.code, str)
+            if isinstance(error, Exception) or is_code:
                 raise
             what = f"{type(error).__name__}: {error}"  # torch would ignore a KeyboardInterrupt
             raise RuntimeError(what.rstrip(": ")).with_traceback(error.__traceback__) from None

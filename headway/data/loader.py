@@ -177,8 +177,10 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         num_ranks, progress = self._division.num_ranks, run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
-        is_nested = stream is not None and any(each.owner is epochs for each in run.open)
-        outer = copy.deepcopy(stream.state_dict()) if is_nested else None
+        is_nested = any(each.owner is epochs for each in run.open)
+        outer_state = (
+            copy.deepcopy(stream.state_dict()) if stream is not None and is_nested else None
+        )
         current, loop, requests = self._begin(line), LoaderLoop(self), run.checkpoint.requests
         try:
             requests[epochs] = current
@@ -229,12 +231,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 progress.clock.enter(SCRIPT)
             run.end(current)
             loop.end()
-            if (
-                outer is not None and not current.has_trained
-            ):  # the enclosing loop goes on from there
-                stream.load_state_dict(outer)
-                if checksum_of(stream.state_dict()) != checksum_of(outer):
-                    run.report(_NESTED_STREAM)
+            if outer_state is not None and not current.has_trained:
+                self._return_stream(outer_state)
         if current.rounds or self._skipped:
             return
         if current.start.taken:
@@ -271,6 +269,12 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     def _load_stream(self, current: LoaderIteration) -> None:
         if current.start.stream is not None and self.epochs.stream is not None:
             self.epochs.stream.load_state_dict(copy.deepcopy(current.start.stream))
+
+    def _return_stream(self, state: Any) -> None:
+        """Restore the stream's state for the enclosing loop, after a nested one."""
+        self.epochs.stream.load_state_dict(state)
+        if checksum_of(self.epochs.stream.state_dict()) != checksum_of(state):
+            self.run.report(_NESTED_STREAM)
 
     def _begin_reading(self, current: LoaderIteration) -> Iterator[Item]:
         """Return the items of an iteration; if its start position has a checksum, compare it."""

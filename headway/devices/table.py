@@ -205,7 +205,10 @@ def is_kind(name: str) -> bool:
 
 @cache
 def extension_kinds() -> dict[str, DeviceKind]:
-    """Return the kinds added by other packages."""
+    """Return the kinds added by other packages.
+
+    A launch calls this only if a name is unknown or `device: auto` finds no GPU.
+    """
     return {name: ext.load()() for name, ext in extensions(OF_DEVICES).items() if name not in KINDS}
 
 

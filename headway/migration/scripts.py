@@ -100,7 +100,8 @@ class Script:
         line, module = node.end_lineno or node.lineno, self._module(node.value)
         if module is None and (_creates(node.value) or _name_of(node.value) in self._accelerators):
             self.attributes[node.attr].add(line)
-            self.assigned |= {node.attr} if isinstance(node.ctx, ast.Store) else set()
+            if isinstance(node.ctx, ast.Store):
+                self.assigned.add(node.attr)
         elif module is not None and self._module(node) is None:
             self.names[module, node.attr].add(line)
 

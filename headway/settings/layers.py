@@ -76,6 +76,15 @@ def launch_layers(
     return [*profiles, environment_layer(environ), *([] if flags is None else [flags])]
 
 
+def launch_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the names of the HEADWAY_* variables that only a launch reads."""
+    found = [PROFILE_VARIABLE] if PROFILE_VARIABLE in environ else []
+    for name, entry in environment_layer(environ).items():
+        if name != "cluster":  # a rank reads it, too
+            found.append(str(entry.origin.variable))
+    return sorted(found)
+
+
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
     """Return the layer of the HEADWAY_* variables; the key of an unknown variable is its name.
 

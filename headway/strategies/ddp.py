@@ -100,16 +100,17 @@ class DDP(Strategy):
             yield
             return
         was_synced = model.require_backward_grad_sync
-        # as after a forward pass outside `no_sync`; relies on two undocumented names in torch
-        model.require_backward_grad_sync = True
-        model.reducer.prepare_for_backward([])
+        _prepare_exchange(model)
         try:
             yield
         finally:
             model.require_backward_grad_sync = was_synced
 
     def broadcasts_buffers(self, model: torch.nn.Module) -> bool:
-        """DDP skips this broadcast after a forward pass without gradients or under `no_sync`."""
+        """Return whether rank 0's buffers are broadcast before the next forward pass of `model`.
+
+        DDP skips this broadcast after a forward pass without gradients or under `no_sync`.
+        """
         model = uncompiled(model)
         if not isinstance(model, DistributedDataParallel):
             return False
@@ -145,6 +146,15 @@ def _in_forward(
         return shared(*args, **kwargs)
     finally:
         restore()
+
+
+def _prepare_exchange(model: DistributedDataParallel) -> None:
+    """Make the next backward pass synchronize gradients, as after a forward pass outside `no_sync`.
+
+    Relies on undocumented names in torch: `reducer` and `prepare_for_backward`.
+    """
+    model.require_backward_grad_sync = True
+    model.reducer.prepare_for_backward([])
 
 
 def _fix_buckets(model: DistributedDataParallel) -> None:

@@ -14,7 +14,6 @@ from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import process_record
 from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
-from headway.ipc.numbering import ALONE_VARIABLE
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import has_unread_variables, read_run
@@ -130,13 +129,12 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
 
 def _note_unread_variables() -> None:
     if has_unread_variables():
-        from headway.settings.layers import environment_layer
+        from headway.settings.layers import launch_variables
 
-        found = {entry.origin.variable for entry in environment_layer().values()}
-        if names := sorted(map(str, found - {ALONE_VARIABLE})):
+        if names := launch_variables():
             log_once(
-                f"note: {', '.join(names)}: only `headway launch` reads this; start the script with"
-                " it, or pass Accelerator() the arguments"
+                f"note: only `headway launch` reads {', '.join(names)}: start the script with it,"
+                " or pass arguments to Accelerator()"
             )
 
 

@@ -94,6 +94,11 @@ class Failure(NamedTuple):
         return words + self.killed
 
     @property
+    def is_final(self) -> bool:
+        """Whether the run ends: the launcher forwarded the signal that killed the rank."""
+        return self.evidence.is_forwarded
+
+    @property
     def details(self) -> str:
         if self.first.crash is not None:
             return "\n".join([self.first.crash.traceback.rstrip(), *self.evidence.divergence[1:]])

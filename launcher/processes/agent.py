@@ -210,6 +210,7 @@ class Agent(SimpleElasticAgent):
             fix=failure.fix,
             exit_code=failure.exit_code,
             suspicion=of_rank.suspicion if of_rank else 0,
+            is_final=of_rank is not None and of_rank.is_final,
             ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
             site=failure.site,
         )
@@ -324,8 +325,7 @@ class Agent(SimpleElasticAgent):
             failure = self.find_failure()
             assert failure is not None, "no other process restarts ranks"
             self._repeated = self._repeats.check(failure.site)
-            is_stop = isinstance(failure, Failure) and failure.reason.name == "signal_passed_on"
-            if self._repeated or is_stop:
+            if self._repeated or (isinstance(failure, Failure) and failure.is_final):
                 raise RunEnded
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()

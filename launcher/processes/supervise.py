@@ -196,8 +196,9 @@ def _signals(agent: Agent) -> Iterator[None]:
     def forward(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1 and agent.pending_restart[0]:  # no rank can save
             stop(number, frame)
-        agent.signals_received.add(number)
-        agent.forward(number)
+        else:
+            agent.signals_received.add(number)
+            agent.forward(number)
 
     # a shell's `&` has ignored it
     before = signals.trap(lambda *_: agent.watch.ask(), signal.SIGQUIT)

@@ -54,8 +54,7 @@ def test_each_name_that_is_missing_has_what_to_use_instead() -> None:
         "Accelerator(unheard_of=)",
         "Accelerator.lomo_backward",
     }
-    sets_it = listed(f"{LACKING}Accelerator().lomo_backward = 0\n")
-    assert len(sets_it) == len(rows) - 1
+    assert len(listed(f"{LACKING}Accelerator().lomo_backward = 0\n")) == len(rows) - 1
 
 
 def differences(text: str, *, compat: bool = False) -> list[str]:

@@ -68,8 +68,9 @@ def test_a_process_that_srun_counts_as_one_of_several_does_not_train_alone_unask
     assert Accelerator(cpu=True).num_processes == 1
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("HEADWAY_PROFILE", "nosuch")
     Accelerator(cpu=True)
-    assert "note: HEADWAY_MIXED_PRECISION: only `headway launch`" in capsys.readouterr().err
+    assert "reads HEADWAY_MIXED_PRECISION, HEADWAY_PROFILE: start" in capsys.readouterr().err
     monkeypatch.setenv("HEADWAY_RUN", encode(RunContract("cpu", "no", 1, {})))
     Accelerator()
     assert capsys.readouterr().err == ""

@@ -259,6 +259,7 @@ def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
     found = failure(end, memory_kills=memory_kills, signals_received={signal.SIGUSR1})
     assert (found.reason.name, found.cause) == (name, f"rank 1 of 4 {words}")
     assert fix in found.fix
+    assert found.is_final == (name == "signal_passed_on")
     assert ("OOM" in found.fix) == ("killed" in name)
     assert found.exit_code == (end.code if end.code > 0 else 128 - end.code)
 
