@@ -177,7 +177,7 @@ def samples(folder: Path, rounds: int) -> list[Row]:
         for _ in range(100):
             next(batches)
         middle = prepared.state_dict()
-        middle["place"][1] = [count // 16, count // 16 * 8]
+        middle["place"][1] = count // 16 * 8
 
         def resumed(other: Any = other, middle: Any = middle) -> None:
             other.load_state_dict(middle)

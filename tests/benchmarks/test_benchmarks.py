@@ -46,8 +46,7 @@ def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
 @pytest.mark.distributed
 @pytest.mark.long
 def test_the_benchmarks_of_sharding_and_of_parity_compare_with_plain_torch() -> None:
-    sizes = ["--ranks", "2", "--rounds", "2", "--steps", "1", "--width", "16", "--layers", "2"]
-    done = run("sharding.py", *sizes)
+    done = run("sharding.py", "--ranks=2", "--rounds=2", "--steps=1", "--width=16", "--layers=2")
     assert done.returncode in (0, 1), done.stderr
     assert "2 ranks: " in done.stdout
     assert len(json.loads(run("parity.py", "--json", "--ranks", "2").stdout)["2"]) == 8
@@ -56,6 +55,7 @@ def test_the_benchmarks_of_sharding_and_of_parity_compare_with_plain_torch() -> 
 COMPARED = {  # a small form of each benchmark, and what it compares
     "imports.py --repeat 1": ["import torch", "headway"],
     "growth.py --only loaders --repeat 1": ["1", "50"],
+    "growth.py --only samples --repeat 1": ["pytorch", "headway", "headway, resumed"],
     "rendezvous.py --agents 8 --idle-s 1": ["headway's channel", "a counter in TCPStore"],
     "estimate.py --size small --only 'mlp sgd'": ["MLP SGD"],
 }
