@@ -18,7 +18,7 @@ from headway.ipc.stderr import shown
 from headway.ipc.typed import plain, read
 
 NAME = "manifest.json"
-FORMAT = 10
+FORMAT = 11
 """The version of the checkpoint layout; other versions are rejected."""
 
 _BLOCK = 2**20
@@ -63,12 +63,13 @@ def describe_files(
     return files
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value to a new JSON file, and flush the file; an OSError contains the file name."""
+def write_json(path: Path, value: Any, *, flush: bool = False) -> None:
+    """Write a value to a new JSON file; with `flush`, to disk. An OSError contains the file name."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
-        file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def _describe(path: str, handle: int) -> File:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and flush it to disk; all other files must already be written."""
     fields = plain(manifest)
-    write_json(folder / NAME, fields | {"crc32": _checksum(fields)})
+    write_json(folder / NAME, fields | {"crc32": _checksum(fields)}, flush=True)
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:

@@ -3,7 +3,9 @@
 Types without a JSON equivalent are encoded as an object with a single key for the type:
 `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"counter": [[key, count], ...]}`,
 `{"tensor": NAME}`, `{"sharded": NAME}` (a DTensor), `{"array": NAME}` (numpy),
-`{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`.
+`{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`,
+`{"scalar": NUMBER}` (a float32 tensor of an optimizer without dimensions, such as AdamW's `step`,
+because storing a tensor takes 0.1 ms; weights are always tensors, so that DCP can read a model).
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, torch.Tensor):
+        is_scalar = value.is_cpu and value.dim() == 0 and value.dtype is torch.float32
+        if is_scalar and ".optimizers." in name and type(value) is torch.Tensor:
+            return {"scalar": _encode(value.item(), name, tensors, depth)}
         tag = "sharded" if isinstance(value, DTensor) else "tensor"
         return {tag: _add(_plain(value.detach(), name), name, tensors)}
     if depth > _MAX_DEPTH:
@@ -120,8 +125,10 @@ def _encode_dict(
 def _encode_many(
     value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int
 ) -> list[Json]:
-    parts = enumerate(value)
-    return [_encode(part, f"{name}.{index}", tensors, depth + 1) for index, part in parts]
+    return [
+        part if type(part) is int else _encode(part, f"{name}.{index}", tensors, depth + 1)
+        for index, part in enumerate(value)
+    ]
 
 
 _KINDS: tuple[tuple[type, str, Callable[..., Json]], ...] = (
@@ -174,6 +181,7 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     "bytes": lambda content, _: base64.b64decode(content, validate=True),
     "complex": lambda content, _: complex(*content),
     "number": lambda content, _: _NON_FINITE[content],
+    "scalar": lambda content, _: torch.tensor(float(decode(content, {})), dtype=torch.float32),
     "tensor": lambda content, tensors: tensors[content],
     "sharded": lambda content, tensors: tensors[content],
     "array": lambda content, tensors: tensors[content].numpy(),

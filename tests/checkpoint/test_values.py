@@ -113,6 +113,15 @@ def test_other_kinds_of_dicts_become_dicts() -> None:
     assert round_trip(OrderedDict(a=1)) == {"a": 1}
 
 
+@pytest.mark.parametrize("number", [0.1, 2.0**24 - 1, math.nan, -math.inf])
+def test_a_step_count_of_an_optimizer_is_a_number_in_the_checkpoint(number: float) -> None:
+    saved = {"step": torch.tensor(number), "rows": torch.tensor([number])}
+    tensors: dict[str, Any] = {}
+    back = decode(json.loads(json.dumps(encode(saved, "shared.optimizers.0", tensors))), tensors)
+    assert [*tensors] == ["shared.optimizers.0.rows"]
+    torch.testing.assert_close(back, saved, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("value", [object(), print, {"a": [object()]}, {1: lambda: None}])
 def test_an_object_is_refused_by_name(value: Any) -> None:
     with pytest.raises(CheckpointError, match="it"):
@@ -146,7 +155,7 @@ def test_what_is_nested_too_deep_is_refused_by_name_and_anything_else_is_read(ki
     [
         *("{}", '{"tensor": "away"}', '{"a": 1}', '{"tuple": 1}', '{"dict": [1]}'),
         *('{"bytes": "?"}', '{"dict": [[[], 1]]}', '{"tensor": []}', '{"number": 1}'),
-        '{"tuple": [], "set": []}',
+        *('{"tuple": [], "set": []}', '{"scalar": []}'),
     ],
 )
 def test_what_is_no_value_is_refused(text: str) -> None:
