@@ -55,21 +55,16 @@ def describe_files(
     files = []
     for path in paths:
         with _named(folder / path), open_regular(folder / path) as handle:
-            if path in known:
-                files.append(File(path, os.fstat(handle).st_size, known[path]))
-            else:
-                files.append(_describe(path, handle))
+            size, crc = os.fstat(handle).st_size, known.get(path)
+            files.append(_describe(path, handle) if crc is None else File(path, size, crc))
             os.fsync(handle)
     return files
 
 
-def write_json(path: Path, value: Any, *, flush: bool = False) -> None:
-    """Write a value to a new JSON file; with `flush`, to disk. An OSError contains the file name."""
+def write_json(path: Path, value: Any) -> None:
+    """Write a value to a new JSON file; an OSError contains the file name."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
-        if flush:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -91,7 +86,8 @@ def _describe(path: str, handle: int) -> File:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and flush it to disk; all other files must already be written."""
     fields = plain(manifest)
-    write_json(folder / NAME, fields | {"crc32": _checksum(fields)}, flush=True)
+    write_json(folder / NAME, fields | {"crc32": _checksum(fields)})
+    describe_files(folder, [NAME])  # flushes it
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:

@@ -120,7 +120,13 @@ class StopSignals:
                 log_in_handler(f"{came}: saving and stopping after {step}{again}")
         is_called = before is not None and not signals.is_default_handler(before)
         if is_called or (came is StopRequest.SIGINT and is_again):
-            before(number, frame)
+            try:
+                before(number, frame)
+            except BaseException as error:
+                if is_called:
+                    why = f"the script's own handler raised {type(error).__name__}"
+                    log_in_handler(f"{came}: not saving: {why}; fix: return from it")
+                raise
 
 
 def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:

@@ -259,9 +259,8 @@ class SavedTensors:
 @contextmanager
 def _single_process_quietly() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        # raised by DCP up to torch 2.8
-        warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
+        expected = "torch.distributed is disabled|TypedStorage is deprecated"  # up to torch 2.8
+        warnings.filterwarnings("ignore", expected, UserWarning)
         yield
 
 

@@ -4,8 +4,7 @@ Types without a JSON equivalent are encoded as an object with a single key for t
 `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"counter": [[key, count], ...]}`,
 `{"tensor": NAME}`, `{"sharded": NAME}` (a DTensor), `{"array": NAME}` (numpy),
 `{"number": "nan"}`, `{"bytes": BASE64}`, `{"set": [...]}`, `{"complex": [real, imaginary]}`,
-`{"scalar": NUMBER}` (a float32 tensor of an optimizer without dimensions, such as AdamW's `step`,
-because storing a tensor takes 0.1 ms; weights are always tensors, so that DCP can read a model).
+`{"scalar": NUMBER}` (an optimizer's float32 tensor without dimensions; a tensor takes 0.1 ms).
 """
 
 from __future__ import annotations

@@ -86,14 +86,6 @@ def facts_of(source: str) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_without_an_installed_accelerate_there_is_nothing_to_replace() -> None:
-    source = f"{HIDING}import headway\nheadway.replace_accelerate()"
-    ended = execute([sys.executable, "-c", source])
-    assert "accelerate is not installed" in ended.stderr
-    assert "pip install accelerate" in ended.stderr
-
-
-@pytest.mark.processes
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
 def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,11 +103,17 @@ def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
 
 @pytest.mark.processes
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
-def test_a_script_that_has_imported_accelerate_before_is_told_where_to_replace_it() -> None:
-    source = "import accelerate, headway\nheadway.replace_accelerate()"
-    ended = execute([sys.executable, "-c", source])
-    assert "accelerate is already imported" in ended.stderr
-    assert "headway launch --replace-accelerate" in ended.stderr
+@pytest.mark.parametrize(
+    ("before", "what", "fix"),
+    [
+        (HIDING, "accelerate is not installed", "pip install accelerate"),
+        ("import accelerate\n", "is already imported", "headway launch --replace-accelerate"),
+    ],
+)
+def test_accelerate_that_cannot_be_replaced_is_refused(before: str, what: str, fix: str) -> None:
+    ended = execute([sys.executable, "-c", f"{before}import headway\nheadway.replace_accelerate()"])
+    assert what in ended.stderr
+    assert fix in ended.stderr
 
 
 @pytest.mark.processes

@@ -95,6 +95,14 @@ def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_
     assert f"{said}{again}\n" in capfd.readouterr().err
 
 
+def test_a_script_handler_that_exits_prevents_a_save(capfd: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    Training().train_to(1, every="1h")
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
+    assert "SIGTERM: not saving: the script's own handler raised" in capfd.readouterr().err
+
+
 class Unread(io.StringIO):
     """A stream whose reader has gone."""
 
