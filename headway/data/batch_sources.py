@@ -228,7 +228,7 @@ class Indices:
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
             parts = slices[own]
-            batch = batch._replace(is_last=following is None)
+            batch = batch if following is not None else batch._replace(is_last=True)
             given.extend([batch] * (len(parts) or 1))
             if self.first is None:
                 self.first = part_of(samples, slices[0])

@@ -33,7 +33,7 @@ A backward pass is split into two phases if the time of its last gradient is mea
 """
 
 _EVERY_S = 1.0  # between reports of step times, which the footer shows
-_SPLIT_EVERY_S = 0.02  # interval between short steps whose backward passes are split
+_SPLIT_EVERY_S = 0.05  # interval between short steps whose backward passes are split
 _MAX_MARKS = 4096  # per step timed on a device
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _now = time.perf_counter  # a script may replace it
