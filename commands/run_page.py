@@ -147,15 +147,16 @@ def _rank_charts(stats: Mapping[int, Sequence[StepStats]]) -> Iterator[str]:
 
     losses = [curve for curve in of_ranks(lambda row: row.loss) if curve.points]
     yield from _chart("Loss", losses[:1])
-    yield from _chart("Samples per second of each rank", of_ranks(_speed))
+    yield from _chart(
+        "Samples per second of each rank",
+        of_ranks(
+            lambda row: row.samples / row.seconds if row.samples and row.seconds > 0 else None
+        ),
+    )
     yield f"<h2>Time of each rank</h2>{_phases(drawn)}"
     yield from _chart("Memory of each rank, MiB", of_ranks(lambda row: row.rss_bytes / 2**20))
     of_devices = of_ranks(lambda row: row.device_bytes and row.device_bytes / 2**20)
     yield from _chart("Memory of the device, MiB", of_devices)
-
-
-def _speed(row: StepStats) -> float | None:
-    return row.samples / row.seconds if row.samples and row.seconds > 0 else None
 
 
 def _metrics(record: RunRecord) -> Iterator[str]:
@@ -186,12 +187,9 @@ class _Curve(NamedTuple):
         size = math.ceil(len(kept) / _MOST_POINTS)
         if size > 2:
             parts = [kept[begin : begin + size] for begin in range(0, len(kept), size)]
-            kept = [point for part in parts for point in _extremes(part)]
+            extremes = ({f(part, key=itemgetter(1)) for f in (min, max)} for part in parts)
+            kept = [point for both in extremes for point in sorted(both)]
         return cls(label, kept)
-
-
-def _extremes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return sorted({min(points, key=itemgetter(1)), max(points, key=itemgetter(1))})
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:

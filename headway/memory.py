@@ -156,7 +156,14 @@ def find_executable_batch_size(
                 return result[0]
             before = size
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
-            _check_decreases(before, size)
+            if size >= before:
+                raise UsageError(
+                    f"memory ran out with batch size {before}, but the next, {size}, is not"
+                    " smaller",
+                    where=f"the script's {CALL}",
+                    fix="pass a factor below 1, or a reduce_batch_size_fn with smaller sizes",
+                    code=Code.BAD_ARGUMENT,
+                )
         raise OutOfMemory(
             f"{function.__name__}() ran out of memory with every batch size above 0 that was tried",
             where=f"the script's {CALL}",
@@ -165,17 +172,6 @@ def find_executable_batch_size(
         )
 
     return attempt
-
-
-def _check_decreases(before: int, size: int) -> None:
-    if size >= before:
-        raise UsageError(
-            f"memory ran out with batch size {before}, but the next batch size, {size},"
-            " is not smaller",
-            where=f"the script's {CALL}",
-            fix="pass a factor below 1, or a reduce_batch_size_fn that returns decreasing sizes",
-            code=Code.BAD_ARGUMENT,
-        )
 
 
 def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> None:

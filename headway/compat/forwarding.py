@@ -64,10 +64,7 @@ def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         vars(sys.modules[module])[name] = value
         return value
 
-    def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[module]), *names_in(inside)})
-
-    return get, list_names
+    return get, lambda: sorted({*vars(sys.modules[module]), *names_in(inside)})
 
 
 RUNTIME = frozenset(

@@ -37,10 +37,11 @@ _LONGEST_SLEEP_S = 0.02  # between polls of the store
 _COUNT_BITS = 16  # low bits of a barrier's sum count ranks; the high bits add checksums of calls
 _EQUAL, _DIFFERENT = b"same", b"differ"
 _FIX_BACKWARD = (
-    "if this rank skipped a backward(), for example for a NaN loss, or its loss did not"
-    " depend on the model, call backward() with a loss of the model's output on all ranks for each"
-    " batch; otherwise, "
+    "if this rank skipped a backward(), for example for a NaN loss, skip the batch on all ranks:"
+    " `if accelerator.reduce(loss.isfinite().float(), 'mean') < 1: continue`; each loss must depend"
+    " on the model; otherwise, "
 )
+_FIX_SHARDED = "call sharded models equally often (in generate(): synced_gpus=True); or "
 _NOT_THE_SCRIPT = (
     "<",
     str(Path(__file__).parents[1]),
@@ -316,7 +317,7 @@ class _CallBarriers:
         return UsageError(
             what,
             where=everyone[self._rank].place or script_location(),
-            fix=_FIX_BACKWARD
+            fix=(_FIX_BACKWARD + _FIX_SHARDED * ("headway.strategies.fsdp" in sys.modules))
             * is_in_torch
             + "run this line on all ranks or on none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"

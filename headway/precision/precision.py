@@ -149,7 +149,7 @@ def convert_to_fp32(tensor: Any) -> Any:
         >>> convert_to_fp32([torch.ones(2, dtype=torch.bfloat16), "a text"])
         [tensor([1., 1.]), 'a text']
     """
-    return for_each_tensor(_to_fp32, tensor)
+    return for_each_tensor(lambda t: t.float() if t.dtype in _HALF else t, tensor)
 
 
 class ConvertOutputsToFp32:
@@ -189,10 +189,6 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> ConvertOutputs
         torch.float32
     """
     return ConvertOutputsToFp32(model_forward)
-
-
-def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 class Bf16(Precision):

@@ -124,10 +124,6 @@ def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin)
     return True
 
 
-def is_compiled_in_place(module: torch.nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None
-
-
 def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -177,7 +173,8 @@ def has_compiled_regions(module: torch.nn.Module) -> bool:
         >>> has_compiled_regions(torch.nn.Sequential(torch.nn.Linear(2, 1)))
         False
     """
-    return any(is_compiled_module(part) or is_compiled_in_place(part) for part in module.modules())
+    in_place = (getattr(part, "_compiled_call_impl", None) for part in module.modules())
+    return any(in_place) or any(map(is_compiled_module, module.modules()))
 
 
 def is_peft_model(model: torch.nn.Module) -> bool:

@@ -22,12 +22,14 @@ from torch.utils.hooks import RemovableHandle
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.world import World
 from headway.errors import Code, UsageError
+from headway.ipc.progress import Progress
 from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import NULL_CTX, ForwardMethods, Strategy, StrategySettings
 from headway.strategies.weights import ModelWeights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes
+PASSES, _MAX_PASSES = "_headway_passes", 100
 
 
 class DDP(Strategy):
@@ -70,11 +72,12 @@ class DDP(Strategy):
             for name in names:
                 plain = getattr(inner, name)
                 methods.register(name, plain, partial(_in_forward, shared, inner, plain))
-        progress = self._settings.progress
-        if progress is not None and progress.is_watched:
-            progress.clock.split_at = 0.0
-            if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
-                time_buffers(shared, progress.clock)
+        if (progress := self._settings.progress) is not None:
+            _record_passes(shared, progress)
+            if progress.is_watched:
+                progress.clock.split_at = 0.0
+                if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
+                    time_buffers(shared, progress.clock)
         return shared
 
     def _copy_from_rank_0(self, model: torch.nn.Module) -> None:
@@ -203,6 +206,19 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
             "find_unused_parameters=True); or use strategy fsdp",
             code=Code.CHANGED_LATE,
         )
+
+
+def _record_passes(model: DistributedDataParallel, progress: Progress) -> None:
+    """Record in PASSES the number of backward passes before each of the first forward passes."""
+
+    def record(*_: Any) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            passes.append(progress.num_trained)
+            if len(passes) == _MAX_PASSES:
+                handle.remove()
+
+    vars(model)[PASSES] = passes = list[int]()
+    handle = model.register_forward_pre_hook(record)
 
 
 def _is_fsdp_model(model: torch.nn.Module) -> bool:

@@ -34,12 +34,7 @@ class DDPCommunicationHookType(Enum):
         return self.value
 
 
-_NO, _FP16, _BF16, _POWER_SGD = (
-    DDPCommunicationHookType.NO,
-    DDPCommunicationHookType.FP16,
-    DDPCommunicationHookType.BF16,
-    DDPCommunicationHookType.POWER_SGD,
-)
+_NO, _FP16, _BF16, _POWER_SGD, _ = DDPCommunicationHookType
 _HOOKS = (_NO, _FP16, _BF16, _POWER_SGD)  # torch's batched PowerSGD fails in its _orthogonalize
 
 _NOT_OF_DDP = "comm_hook", "comm_wrapper", "comm_state_option", "compare_weights"

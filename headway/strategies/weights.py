@@ -61,6 +61,7 @@ class ModelWeights:
         self._names = {module: name for name, module in model.named_modules()}
         modules = list(self._names)
         owned = [*parameters_of(modules), *buffers_of(modules)]
+        self._owners = {id(entry.tensor): self._full_name(entry) for entry in reversed(owned)}
         _require_same_everywhere([self._described(entry) for entry in owned])
         without_data = [self._full_name(entry) for entry in owned if entry.tensor.is_meta]
         self._without_data = {*broadcast_object_list([without_data])[0]}
@@ -84,8 +85,10 @@ class ModelWeights:
         return ".".join(filter(None, (self._names[entry.module], entry.name)))
 
     def _described(self, entry: ModuleTensor) -> str:
-        frozen = "" if entry.tensor.requires_grad else " without gradient"
-        return f"{self._full_name(entry)} {list(entry.tensor.shape)} {entry.tensor.dtype}{frozen}"
+        tensor, name, owner = entry.tensor, self._full_name(entry), self._owners[id(entry.tensor)]
+        tied = f" tied to {owner}" if owner != name else ""
+        frozen = "" if tensor.requires_grad else " without gradient"
+        return f"{name} {list(tensor.shape)} {tensor.dtype}{frozen}{tied}"
 
     def _placed(self, entry: ModuleTensor) -> torch.Tensor:
         tensor = entry.tensor
@@ -137,7 +140,8 @@ def _require_same_everywhere(tensors: list[str]) -> None:
     raise UsageError(
         f"the model differs between ranks: rank 0 has {ours}, but rank {other} has {theirs}",
         where="the script's prepare(...)",
-        fix="create the same model, and freeze the same parameters, on every rank",
+        fix="create the same model, and freeze and tie the same parameters, on every rank; after"
+        " load_state_dict(assign=True), tie them again: model.tie_weights() in transformers",
         code=Code.MODELS_DIFFER,
         is_of_all_ranks=True,
     )

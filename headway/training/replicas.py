@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from zlib import crc32
 
 import torch
@@ -16,6 +16,7 @@ from headway.distributed.collectives import gather_same_shape
 from headway.errors import Code, UsageError
 from headway.ipc.stderr import log_once, named
 from headway.strategies.compilation import uncompiled
+from headway.strategies.ddp import PASSES
 from headway.training.training import Training, are_prepared
 
 _MAX_INTERVAL = 1024  # maximum number of steps between comparisons
@@ -26,19 +27,20 @@ _FIX_RATE = (
 )
 _FIX_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
 _FIX_WEIGHTS = (
-    "prepare the model and its optimizer; call the prepared model itself, not"
-    " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
-    " each forward pass, with the sum of its losses; replace layers and cast or move the model"
-    " before prepare(), not after; to train through a method other than forward, pass its name:"
-    " Accelerator(forward_methods=['method']); make the same manual changes of weights and learning"
-    " rates on all ranks, and pass a scheduler the same metric. If"
-    " weights should differ, pass DistributedDataParallelKwargs(compare_weights=False)"
+    "prepare the model and its optimizer, and call the prepared model, not unwrap_model(model);"
+    " call backward() once for each forward pass; change, cast or move the model before prepare(),"
+    " and weights equally on all ranks, unless DistributedDataParallelKwargs(compare_weights=False)"
+    " is passed; to train through another method, pass Accelerator(forward_methods=['method'])"
+)
+_FIX_TWICE = (
+    "the model was called twice before a backward(): call backward() once, with the sum of the"
+    " losses, or after each forward pass; otherwise, "
 )
 _FIX_UNUSED = (
     "if the loss does not use {}, pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs("
-    "find_unused_parameters=True)]); after torch.autograd.grad() through the model, add"
-    " 0 * output.sum() to the loss instead"
+    "find_unused_parameters=True)]); after torch.autograd.grad(), add 0 * output.sum() to the loss"
 )
+_OF = " of prepared model "
 _PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
 
 
@@ -74,12 +76,8 @@ def require_equal(training: Training, call: str) -> None:
         for group, options in enumerate(optimizer.param_groups)
         if "lr" in options
     }
-    fixes = {
-        **dict.fromkeys(arguments, _FIX_ARGUMENT),
-        **dict.fromkeys(rates, _FIX_RATE),
-        **dict.fromkeys(weights, _FIX_WEIGHTS),
-    }
-    names = [*fixes]
+    fixes = {**dict.fromkeys(arguments, _FIX_ARGUMENT), **dict.fromkeys(rates, _FIX_RATE)}
+    names = [*fixes, *weights]
     if call_barrier(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
         what = "the prepared weights of the ranks differ in name or number"
         raise _differing(what, call, _FIX_WEIGHTS)
@@ -95,18 +93,25 @@ def require_equal(training: Training, call: str) -> None:
         return
     first = int(differ.any(0).int().argmax())
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
-    what = f"{names[first]} differs between {named(ranks)} and rank 0"
-    fix = fixes[names[first]]
-    raise _differing(what, call, _with_unused(fix, weights) if fix is _FIX_WEIGHTS else fix)
+    name = names[first]
+    what = f"{name} differs between {named(ranks)} and rank 0"
+    raise _differing(what, call, fixes.get(name) or _fix_of(name, weights, training.models))
 
 
-def _with_unused(fix: str, weights: dict[str, torch.Tensor]) -> str:
-    """Add unused parameters to `fix`; first, if a parameter has no gradient but others have."""
-    trained = {name: weight.grad for name, weight in weights.items() if weight.requires_grad}
-    unused = [name for name, gradient in trained.items() if gradient is None]
+def _fix_of(name: str, weights: Mapping[str, torch.Tensor], models: list[torch.nn.Module]) -> str:
+    """Return the fix for a weight that differs; if the cause is known, it comes first."""
+    passes = (vars(uncompiled(model)).get(PASSES, ()) for model in models)
+    if any(len({*each}) < len(each) for each in passes):
+        return _FIX_TWICE + _FIX_WEIGHTS
+    model = name.removeprefix(name.partition(_OF)[0])
+    trained = [key for key in weights if weights[key].requires_grad and key.endswith(model)]
+    unused = [key for key in trained if weights[key].grad is None]
     if 0 < len(unused) < len(trained):
-        return f"{unused[0]} has no gradient: {_FIX_UNUSED.format('it')}. Or {fix}"
-    return f"{fix}; {_FIX_UNUSED.format('a parameter')}"
+        warned = str(vars(torch.utils.checkpoint).get("__warningregistry__"))
+        is_cut = "None of the inputs have requires_grad" in warned  # by a reentrant checkpoint()
+        cut = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint(); " * is_cut
+        return f"{unused[0]} has no gradient: {cut}{_FIX_UNUSED.format('it')}. Or {_FIX_WEIGHTS}"
+    return f"{_FIX_WEIGHTS}; {_FIX_UNUSED.format('a parameter')}"
 
 
 def compare_at_end(training: Training, *, has_split: bool) -> None:
@@ -151,7 +156,7 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
                     fix="add or replace layers before prepare()",
                     code=Code.CHANGED_LATE,
                 )
-            yield name if len(models) == 1 else f"{name} of prepared model {number}", parameter
+            yield name if len(models) == 1 else f"{name}{_OF}{number}", parameter
 
 
 @torch.no_grad()
@@ -194,7 +199,8 @@ def note_unused(training: Training) -> None:
 
 def note_raw_optimizer(training: Training) -> None:
     """Log once, on rank 0, if gradients accumulate but no optimizer was prepared."""
-    if training.accumulation.has_begun and training.world.is_main and not training.optimizers:
+    accumulation, is_main = training.accumulation, training.world.is_main
+    if accumulation.steps > 1 and accumulation.has_begun and is_main and not training.optimizers:
         training.progress.log_note(
             "accumulate() was called without a prepared optimizer, so the optimizer steps after"
             " each micro-batch, unless the script checks accelerator.sync_gradients; fix: "

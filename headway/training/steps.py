@@ -64,8 +64,7 @@ class Steps:
             progress.num_trained += 1
             if progress.num_trained == 1:
                 note_unprepared(training)
-                if accumulation.steps > 1:
-                    note_raw_optimizer(training)
+                note_raw_optimizer(training)
             if is_watched:
                 progress.end_backward()
                 if handle is not None:
@@ -240,12 +239,11 @@ def _note_loss(
         _keep_loss(progress, loss.detach(), count)
     elif clock.queue is not None and loss.device == clock.device:
         with suppress(RuntimeError):  # no pinned memory, or a device error
-            clock.queue.when_done(lambda: partial(_keep_loss, progress, _copied(loss), count))
-
-
-def _copied(loss: torch.Tensor) -> torch.Tensor:
-    """Return a CPU copy that is valid once the device has completed its queued work."""
-    return loss.detach().to("cpu", non_blocking=True)
+            clock.queue.when_done(  # then the copy is valid
+                lambda: partial(
+                    _keep_loss, progress, loss.detach().to("cpu", non_blocking=True), count
+                )
+            )
 
 
 def _keep_loss(progress: Progress, loss: torch.Tensor, count: int) -> None:
@@ -255,5 +253,12 @@ def _keep_loss(progress: Progress, loss: torch.Tensor, count: int) -> None:
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if not given and isinstance(tensors, Iterator):
+        raise UsageError(
+            "the iterator of parameters is exhausted, so nothing would be clipped",
+            where="the script's clip_grad_norm_(...) or clip_grad_value_(...)",
+            fix="pass model.parameters() in each step, or a list: params = [*model.parameters()]",
+            code=Code.BAD_ARGUMENT,
+        )
     check_entries("parameters", given, torch.Tensor, "Accelerator.clip_grad_norm_")
     return given

@@ -104,7 +104,11 @@ def rank_status(facts: RankFacts) -> RankStatus:
         if end is None or is_waiting or is_joining_threads(stacks):
             return status._replace(stacks=stacks, no_stack=no_stack, process=facts.process)
     if crash is not None:
-        groups = facts.groups and tuple(map(_before_crash, facts.groups))
+        last = ((group, group.collectives[-1:]) for group in facts.groups or ())
+        groups = facts.groups and tuple(  # torch marks a failed collective as done
+            group._replace(collectives=tuple(call._replace(is_done=False) for call in calls))
+            for group, calls in last
+        )
         return status._replace(stacks=(parse_traceback(crash.traceback),), groups=groups)
     if end is None:
         return status._replace(exit=Exit(facts.code or 0))
@@ -118,13 +122,6 @@ def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
     if facts.answer is None:
         return (), NoStack.UNCONNECTED
     return user_stacks(facts.answer.stacks), None
-
-
-def _before_crash(group: Group) -> Group:
-    """Mark the last collective as pending, because torch marks a failed collective as done."""
-    return group._replace(
-        collectives=tuple(call._replace(is_done=False) for call in group.collectives[-1:])
-    )
 
 
 class Divergence(NamedTuple):

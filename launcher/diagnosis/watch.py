@@ -150,8 +150,8 @@ class Watch:
         self._ask_all()
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         # without the lock, so that other threads can use the ranks
-        while any(rank.can_answer for rank in ranks) and time.monotonic() < deadline:
-            if self._is_closing:
+        while any(r.is_silent and not read_state(r.pid).is_stopped for r in ranks):
+            if self._is_closing or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)
             self._read_all()
@@ -360,10 +360,6 @@ class RankChannel:
     def is_silent(self) -> bool:
         """Whether an answer is pending; ranks with closed channels cannot answer."""
         return self.code is None and self.is_asked and not self.is_closed
-
-    @property
-    def can_answer(self) -> bool:
-        return self.is_silent and not read_state(self.pid).is_stopped
 
     @property
     def step(self) -> int:

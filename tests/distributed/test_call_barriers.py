@@ -35,20 +35,17 @@ def looking_often() -> Iterator[None]:
         call_barrier._CHECK_EVERY_S = before
 
 
-def places_in(told: str) -> list[str]:
-    """Return the lines of this file that a message names."""
-    return re.findall(rf"{Path(__file__).name}:\d+", told)
-
-
 def require_refusal(call: Callable[[], object], name: str = "") -> None:
     """Require an error that names both places."""
     with pytest.raises(UsageError) as refused:
         call()
-    assert len({*places_in(str(refused.value))}) == 2, (name, refused.value)
+    places = re.findall(rf"{Path(__file__).name}:\d+", str(refused.value))
+    assert len({*places}) == 2, (name, refused.value)
     fix = refused.value.problems[0].fix
     assert "check_trigger" in fix  # what a `break` on one rank needs
     is_in_torch = "is in a torch collective" in str(refused.value)
     assert ("skipped a backward()" in fix) == is_in_torch, (name, refused.value)
+    assert "synced_gpus=True" in fix or not (is_in_torch and "of shards" in name), fix
 
 
 class Stream(IterableDataset[int]):
@@ -133,13 +130,9 @@ def require_refusals_of_calls_on_rank_0(
         if RANK == 0:
             require_refusal(call, name)
         dist.all_reduce(torch.ones(1))  # as in a backward pass
-        is_same = name == "broadcast_object_list"
-        others = accelerator.wait_for_everyone if is_same else another_call
+        others: Callable[[], object] = lambda: broadcast_object_list(["another call"])  # noqa: E731
+        others = accelerator.wait_for_everyone if name == "broadcast_object_list" else others
         require_refusal(call if RANK == 0 else others, name)
-
-
-def another_call() -> object:
-    return broadcast_object_list(["another call"])
 
 
 @with_ranks(3, long=(2,))

@@ -39,13 +39,9 @@ def inverse(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
-def one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
-    return OneCycleLR(optimizer, 1.0, total_steps=7)
-
-
 SCHEDULES: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "lambda": (inverse, {}),
-    "one cycle": (one_cycle, {}),
+    "one cycle": (lambda optimizer: OneCycleLR(optimizer, 1.0, total_steps=7), {}),
     "split": (inverse, {"split_batches": True}),
     "alone": (inverse, {"step_scheduler_with_optimizer": False}),
 }

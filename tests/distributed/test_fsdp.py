@@ -105,9 +105,6 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         other = MLP()
         fsdp().prepare(other, kind(other.parameters()))
 
-    def of_no_model() -> None:
-        accelerator.prepare(torch.optim.SGD(alone.parameters(), lr=1.0))
-
     def mixed() -> None:
         accelerator.clip_grad_norm_([*model.parameters(), *alone.parameters()], 1.0)
 
@@ -137,11 +134,16 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         "frozen on a rank": lambda: accelerator.prepare(
             nn.Linear(2, 2).requires_grad_(accelerator.is_main_process)
         ),
+        "tied on a rank": lambda: accelerator.prepare(
+            nn.ParameterList([alone.weight, alone.weight if RANK else alone.weight.clone()])
+        ),
         "empty parameter": lambda: accelerator.prepare(nn.Linear(0, 3)),
         "two dtypes": lambda: fsdp(wrap=10**6).prepare(
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
         ),
-        "optimizer of no prepared model": of_no_model,
+        "optimizer of no prepared model": lambda: accelerator.prepare(
+            torch.optim.SGD(alone.parameters(), lr=1.0)
+        ),
         "sharded and other parameters": mixed,
         "parameters from before, norm": lambda: accelerator.clip_grad_norm_(before, 1.0),
         "parameters from before, value": lambda: accelerator.clip_grad_value_(before, 1.0),
