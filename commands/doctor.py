@@ -219,8 +219,7 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
         found = [*error.problems]
     for problem in found:
         # includes where each setting was set
-        what = f"{problem.title} ({problem.where})"
-        yield Check("profile", ERROR, what, [problem.fix])
+        yield Check("profile", ERROR, f"{problem.title} ({problem.where})", [problem.fix])
     if not found:
         yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
 

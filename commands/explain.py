@@ -53,8 +53,7 @@ def read_pages() -> dict[str, Page]:
 
 
 def _page_of(word: str) -> Page:
-    pages = read_pages()
-    page = pages.get(word.strip("[]").upper())
+    page = read_pages().get(word.strip("[]").upper())
     if page is None:
         raise usage_error(
             f"unknown error ID {word!r}",

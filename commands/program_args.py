@@ -64,8 +64,7 @@ def program_from(
 
 def _is_stream(script: str) -> bool:
     """Return whether the script can be read only once, by the process that opened it."""
-    of_this_process = script.startswith(_DESCRIPTORS)
-    return of_this_process or not (os.path.isfile(script) or os.path.isdir(script))
+    return script.startswith(_DESCRIPTORS) or not (os.path.isfile(script) or os.path.isdir(script))
 
 
 def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:

@@ -236,8 +236,7 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{_number(tick)}</text>')
     for tick in _ticks(across.low, across.high, 6):
         x = across(tick)
-        text = _number(tick)
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{text}</text>')
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>')
     colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(drawn))]
     for curve, colour in zip(drawn, colours, strict=True):
         points = [(across(step), up(value)) for step, value in curve.points]

@@ -96,8 +96,7 @@ def check_precision(accelerator: Accelerator) -> Outcome:
     seen: list[torch.dtype] = []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     model[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    prepared = accelerator.prepare(model)
-    prepared(torch.ones(2, 8, device=accelerator.device))
+    accelerator.prepare(model)(torch.ones(2, 8, device=accelerator.device))
     accelerator.free_memory()
     wanted = getattr(torch, PRECISIONS[accelerator.mixed_precision].dtype)
     name = str(seen[0]).removeprefix("torch.")

@@ -161,8 +161,7 @@ class AcceleratorState(PartialState):
         **arguments: Any,
     ) -> None:
         group = {name: arguments.pop(name) for name in _GROUP_ARGUMENTS if name in arguments}
-        known = ("cpu", "mixed_precision", *_GROUP_ARGUMENTS)
-        reject_unsupported(arguments, known, STATE_CALL)
+        reject_unsupported(arguments, ("cpu", "mixed_precision", *_GROUP_ARGUMENTS), STATE_CALL)
         check_precision(mixed_precision, "AcceleratorState")
         self.__dict__ = self._shared_state
         world = PartialState(cpu, **group).world

@@ -82,8 +82,7 @@ def make_parser(appendix: str = "") -> Parser:
 
 
 def ask(argv: Sequence[str], appendix: str = "") -> int:
-    parser = make_parser(appendix)
-    parsed = parser.parse_flags(argv)
+    parsed = make_parser(appendix).parse_flags(argv)
     paths = paths_of(parsed.profile, parsed.yes)
     facts = facts_of(parsed, paths)
     prompter: Prompter = Defaults() if parsed.yes else _prompter()
@@ -142,8 +141,7 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
     if project is not None and os.path.realpath(project) == os.path.realpath(user):
         return {PROJECT: user}
     if profile is not None or unattended:
-        is_project = os.path.basename(user) == PROJECT_FILE
-        return {PROJECT if is_project else USER: user}
+        return {PROJECT if os.path.basename(user) == PROJECT_FILE else USER: user}
     if project is not None:
         return {PROJECT: project, USER: user}
     with suppress(FileNotFoundError):  # the working directory has been removed

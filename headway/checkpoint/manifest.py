@@ -201,8 +201,7 @@ def _difference(folder: Path, file: File) -> str:
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    listed = {NAME, *(file.path for file in manifest.files)}
-    return sorted({*files_below(folder)} - listed)
+    return sorted({*files_below(folder)} - {NAME, *(file.path for file in manifest.files)})
 
 
 def fail(error: OSError) -> None:

@@ -134,8 +134,7 @@ def write_prepared(
             if rank == 0:
                 write_json(pending / values_name(), prepared.shared)
             write_json(pending / values_name(rank), prepared.own)
-            paths = _files_of(rank, pending)
-            return describe_files(pending, paths, known=known)
+            return describe_files(pending, _files_of(rank, pending), known=known)
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
 

@@ -94,8 +94,7 @@ class Schedule:
         self._resumed_at = time.monotonic()
 
     def note_cost(self, save_s: float) -> None:
-        saves_s = (*self._record.saves_s, save_s)[-_NUM_SAVES:]
-        self._record = self._record._replace(saves_s=saves_s)
+        self._record = self._record._replace(saves_s=(*self._record.saves_s, save_s)[-_NUM_SAVES:])
 
     def note_stop(self) -> None:
         self._record = self._record._replace(is_stop=True)

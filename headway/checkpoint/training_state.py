@@ -82,8 +82,7 @@ def state_of(
         "objects": RegisteredObjects(training).states(allow_pickle),
         "global_batch_size": training.global_batch_size,
     }
-    own = RankState(training).states(own_buffers)
-    return Contents(shared, own)
+    return Contents(shared, RankState(training).states(own_buffers))
 
 
 class SavedState:

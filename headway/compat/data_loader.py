@@ -90,16 +90,14 @@ class DataLoaderShard(TrainingLoader):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        is_stateful = vars(self).get("use_stateful_dataloader", False)
-        return _stateful_class() if is_stateful else type(self)
+        return _stateful_class() if vars(self).get("use_stateful_dataloader", False) else type(self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "base_dataloader":  # copy and pickle read it before __init__ has run
             raise AttributeError(name)
         found = getattr(self.base_dataloader, name)
         state = lambda: self._state or self._position()  # noqa: E731
-        own = {"state_dict": state, "load_state_dict": self._load_state_dict}
-        return own.get(name, found)
+        return {"state_dict": state, "load_state_dict": self._load_state_dict}.get(name, found)
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self.skip_batches)
@@ -161,8 +159,7 @@ class DataLoaderShard(TrainingLoader):
 
     @property
     def epoch(self) -> int:
-        is_complete = any(loop.loader is self and loop.is_last for loop in open_loops())
-        return self.iteration + is_complete
+        return self.iteration + any(loop.loader is self and loop.is_last for loop in open_loops())
 
     def position(self) -> dict[str, Any]:
         seed = getattr(get_sampler(self), "initial_seed", None)

@@ -188,8 +188,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
         >>> honor_type((1, 2), (2 * x for x in [1, 2]))
         (2, 4)
     """
-    is_namedtuple = hasattr(obj, "_fields")
-    return type(obj)(*generator) if is_namedtuple else type(obj)(generator)
+    return type(obj)(*generator) if hasattr(obj, "_fields") else type(obj)(generator)
 
 
 def slice_tensors(

@@ -44,8 +44,7 @@ class Devices(NamedTuple):
 
     def __str__(self) -> str:
         machines = f"{self.machines} x " if self.machines > 1 else ""
-        size = self.memory_bytes / 2**30
-        return f"{machines}{self.per_machine} x {self.name} ({size:.1f} GiB)"
+        return f"{machines}{self.per_machine} x {self.name} ({self.memory_bytes / 2**30:.1f} GiB)"
 
 
 def parse_devices(text: str, this_machine: Machine) -> Devices:
@@ -222,8 +221,7 @@ class Planner:
     def run_all(self, rows: Sequence[Variant], trial: Trial, devices: Devices) -> list[RowEstimate]:
         found: list[RowEstimate] = []
         for row in rows:
-            asked = trial._replace(sharded=row.sharded, checkpointed=row.checkpointed)
-            result = self.run(asked)
+            result = self.run(trial._replace(sharded=row.sharded, checkpointed=row.checkpointed))
             found.append(RowEstimate(row, result, *required_memory(result, devices)))
             if found[0].result.failed_at:
                 break

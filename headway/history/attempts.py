@@ -94,7 +94,6 @@ def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | N
         if end != ended_at and attempt.first:
             step_s = (attempt.last_at - attempt.first_at) / max(attempt.last - attempt.first, 1)
             spent["training"] += min(max(end - attempt.last_at, 0.0), max(step_s, _REPORT_EVERY_S))
-    wall_s = ended_at - attempts[0].began_at
-    spent["other"] = max(wall_s - sum(spent.values()), 0.0)
+    spent["other"] = max(ended_at - attempts[0].began_at - sum(spent.values()), 0.0)
     whole = sum(spent.values()) or 1.0
     return {name: seconds / whole for name, seconds in spent.items()}

@@ -114,8 +114,7 @@ class StatsSeries:
             return
         rows.append(stats)
         if len(rows) > 2 * max(_MOST_ROWS // (2 * len(self._rows)), _LEAST_ROWS):
-            pairs = [rows[index : index + 2] for index in range(0, len(rows), 2)]
-            rows[:] = map(_merged, pairs)
+            rows[:] = map(_merged, [rows[index : index + 2] for index in range(0, len(rows), 2)])
 
     def ranks(self, tails: Mapping[int, Sequence[str]]) -> tuple[RankRecord, ...]:
         rows = {rank: tuple(kept) for rank, kept in self._rows.copy().items()}
@@ -203,8 +202,7 @@ def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> di
     most = _TAIL_CHARS // max(len(tails), 1)
     cut = {}
     for rank, lines in tails.items():
-        text = "\n".join(lines[-TAIL_LINES:])
-        cut[rank] = masked_text(text, secrets)[-most:].split("\n")
+        cut[rank] = masked_text("\n".join(lines[-TAIL_LINES:]), secrets)[-most:].split("\n")
     return cut
 
 

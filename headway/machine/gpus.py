@@ -58,8 +58,7 @@ def with_gpus(
 def gpu_fixes(machine: Machine, device: str = "") -> list[str]:
     """Return fixes for unusable GPUs; if `device` is set, only for GPUs of that kind."""
     if device not in ("", machine.gpu_kind):
-        is_listed = device in machine.listed_kinds
-        return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
+        return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if device in machine.listed_kinds else []
     if machine.mismatch is not None and not machine.is_hidden:
         if machine.is_rocm:
             return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
@@ -225,8 +224,7 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
     must match the installed ROCm.
     """
     nodes = sorted((node for node in source.names_in(KFD) if node.isdecimal()), key=int)
-    found = [_amd_gpu(source, node) for node in nodes]
-    gpus = tuple(gpu for gpu in found if gpu is not None)
+    gpus = tuple(gpu for gpu in [_amd_gpu(source, node) for node in nodes] if gpu is not None)
     reason = "found by the amdgpu driver" if gpus else "the amdgpu driver lists no GPU"
     machine = machine._replace(gpus=gpus, gpus_reason=reason, is_rocm=True)
     rocr, hip, cuda = map(environ.get, (_ROCR, _HIP, machine.mask_variable))

@@ -342,8 +342,7 @@ def findings_of(script: Script, *, compat: bool = False) -> list[Finding]:
 
 def _is_from_compat(script: Script, shown_name: str) -> bool:
     """Return whether `with_new_imports` imports a name, or its class, from `headway.compat`."""
-    is_member = shown_name.startswith(ACCELERATOR)
-    name = ACCELERATOR if is_member else shown_name.rpartition(".")[2]
+    name = ACCELERATOR if shown_name.startswith(ACCELERATOR) else shown_name.rpartition(".")[2]
     binds = [
         statement
         for statement in script.imports

@@ -27,8 +27,7 @@ class ProfileChoice(NamedTuple):
 
     def must_exist(self) -> None:
         if not exists(self.path):
-            folder = os.path.dirname(self.path)
-            names = [] if is_path(self.name) else profile_names(folder)
+            names = [] if is_path(self.name) else profile_names(os.path.dirname(self.path))
             raise ConfigError(
                 f"profile {self.name!r} does not exist{suggestion(self.name, names)}",
                 where=self.chosen_by or shown(self.path),

@@ -136,8 +136,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
 def _merged(old: Value, new: Value) -> Value:
     """Merge two values if they are maps (`env`); otherwise the new value replaces the old one."""
     if isinstance(new.value, dict) and old.value:
-        origin = new.origin.with_reason(f"and {old.origin}")
-        return Value({**old.value, **new.value}, origin)
+        return Value({**old.value, **new.value}, new.origin.with_reason(f"and {old.origin}"))
     return new
 
 
@@ -210,8 +209,7 @@ def _always(value: object, reason: str) -> Detect:
 
 
 def _from_variable(value: object, name: str, text: str, source: str = "environment") -> Value:
-    reason = f"{source} {name}={text}"
-    return Value(value, Origin(Layer.DETECTED, variable=name, reason=reason))
+    return Value(value, Origin(Layer.DETECTED, variable=name, reason=f"{source} {name}={text}"))
 
 
 def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:

@@ -303,8 +303,7 @@ def read_variables(raw: Raw) -> dict[str, str]:
 def read_options(raw: Raw) -> dict[str, str]:
     """Parse long options of sbatch: a YAML map, or shell-quoted KEY=VALUE and KEY words."""
     parts = [] if isinstance(raw, Mapping) else [raw] if isinstance(raw, str) else raw
-    words = [word.removeprefix("--") for part in parts for word in _words(part)]
-    options = _pairs(raw, words)
+    options = _pairs(raw, [word.removeprefix("--") for part in parts for word in _words(part)])
     for key, value in options.items():
         if not re.fullmatch(r"[a-z][a-z0-9-]+", key):
             raise ValueError(f"{key!r} is not a long option of sbatch")

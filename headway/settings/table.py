@@ -56,8 +56,7 @@ OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 
 
 def _switch(help: str, *, applies_to: Scope | None = None) -> Setting[str]:
-    choice = Choice(YES, NO, same=_YES_OR_NO)
-    return Setting(choice, NO, help, bare=YES, applies_to=applies_to)
+    return Setting(Choice(YES, NO, same=_YES_OR_NO), NO, help, bare=YES, applies_to=applies_to)
 
 
 def _host(raw: Raw) -> str:

@@ -35,8 +35,7 @@ class PlainSteps:
         if torch.compiler.is_compiling() or progress.feature_use.accelerator:
             return
         if progress.clock.device is None:
-            groups = optimizer.param_groups
-            devices = (p.device for group in groups for p in group["params"])
+            devices = (p.device for group in optimizer.param_groups for p in group["params"])
             device = next(devices, torch.device("cpu"))
             progress.clock.watch_device(kind_of(device.type), device)
         if progress.feature_use.stopping:  # the Trainer that saves also reports its steps

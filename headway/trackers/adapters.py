@@ -95,8 +95,7 @@ class TensorBoardTracker(GeneralTracker):
 
 
 def _note_skipped(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
-    kind = type(value).__name__
-    log_once(f"{tracker.name} skips {name!r}, which is a {kind}{why}")
+    log_once(f"{tracker.name} skips {name!r}, which is a {type(value).__name__}{why}")
 
 
 class PackageRunTracker(GeneralTracker):

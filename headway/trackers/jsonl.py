@@ -148,8 +148,7 @@ class JsonlTracker(GeneralTracker):
 
     def _append(self, line: bytes) -> None:
         whole = b"\n" + line if self._is_torn else line
-        written = self._open_file().write(whole)
-        self._is_torn = written != len(whole)
+        self._is_torn = self._open_file().write(whole) != len(whole)
         if self._is_torn:  # the next write raises the actual error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 

@@ -149,8 +149,7 @@ class Training:
     @property
     def loader(self) -> PreparedDataLoader | None:
         """The loader that determines the epoch: the leading one, or else one used in training."""
-        leads = attrgetter("epochs.leads", "epochs.has_trained")
-        return max(self.loaders, key=leads, default=None)
+        return max(self.loaders, key=attrgetter("epochs.leads", "epochs.has_trained"), default=None)
 
     @property
     def epoch(self) -> int:

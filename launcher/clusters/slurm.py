@@ -102,8 +102,7 @@ def allocation_of(environ: Environ) -> Allocation:
 def _derive(environ: Environ) -> Entries:
     if environ.get(_COMPONENTS, "1") != "1":
         what = "heterogeneous SLURM jobs are not supported"
-        fix = "submit a job with one component, or pass --cluster none"
-        return invalid(_COMPONENTS, what, fix)
+        return invalid(_COMPONENTS, what, "submit a job with one component, or pass --cluster none")
     try:
         return _step_settings(environ) if is_task(environ) else _job_settings(environ)
     except (ValueError, KeyError, IndexError) as error:

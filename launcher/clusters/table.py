@@ -164,8 +164,7 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
     for row in here[1:]:
         if row.name not in (*first.overrides, RANKED.name, LIGHTNING.name):
             entries |= _conflicts(entries, _entries(row, environ))
-    detected_by = next(iter(entries.values())).origin
-    return {**entries, "cluster": Entry(first.name, detected_by)}
+    return {**entries, "cluster": Entry(first.name, next(iter(entries.values())).origin)}
 
 
 def row_of(name: str) -> ClusterKind:

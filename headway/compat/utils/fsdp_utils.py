@@ -116,8 +116,7 @@ def load_fsdp_optimizer(
     from headway.checkpoint.training_state import Optimizers
 
     training = _only(accelerator, model, optimizer)
-    folder = _named(input_dir, f"optimizer_{optimizer_index}")
-    _load(training, folder, [], [Optimizers(training)])
+    _load(training, _named(input_dir, f"optimizer_{optimizer_index}"), [], [Optimizers(training)])
 
 
 def _only(accelerator: Any, *objects: Any) -> Training:

@@ -137,8 +137,7 @@ def patch_data_ptr() -> None:
         return _NOT_MAPPED + self._cdata if self.device.type == "meta" else address_of(self)
 
     def of_tensor(self: FakeTensor) -> int:
-        offset = int(self.storage_offset()) * self.element_size()
-        return of_storage(self.untyped_storage()) + offset
+        return of_storage(self.untyped_storage()) + int(self.storage_offset()) * self.element_size()
 
     replace(torch.UntypedStorage, "data_ptr", of_storage)
     replace(FakeTensor, "data_ptr", of_tensor)

@@ -151,8 +151,7 @@ class TrialRunner:
         self._notes: dict[str, None] = {}
         self._reshaped: list[torch.nn.Module] = []
         self._mode = ScriptMode(self.note)
-        is_gpu = trial.device != "cpu"
-        self._device = fake_cuda.FAKE_GPU if is_gpu else torch.device("cpu")
+        self._device = fake_cuda.FAKE_GPU if trial.device != "cpu" else torch.device("cpu")
         self._ledger = Ledger(self._device, self._mode)
         self._models = Models(self._ledger, self._reshape, self._after_step)
         self._mesh: Any = None
@@ -188,8 +187,7 @@ class TrialRunner:
         warnings.simplefilter("ignore")
         trial, ledger = self._trial, self._ledger
         if trial.device != "cpu":
-            count = trial.local_world_size
-            fake_cuda.patch_cuda(trial.device_name, trial.device_bytes, count)
+            fake_cuda.patch_cuda(trial.device_name, trial.device_bytes, trial.local_world_size)
             fake_cuda.patch_autocast()
             fake_cuda.patch_optimizer_defaults()
         fake_cuda.patch_module_moves(ledger.observe)
