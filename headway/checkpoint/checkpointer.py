@@ -37,7 +37,7 @@ from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker_group import RUNS_FILE
-from headway.training.replicas import require_equal
+from headway.training.replicas import note_raw_scheduler, require_equal
 from headway.training.training import Training
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class Checkpointer:
             self._times,
             then=then,
         )
+        if not self.has_state:
+            note_raw_scheduler(training)
         self.has_state = True
         self._compare_objects()
         if wait:

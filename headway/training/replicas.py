@@ -188,6 +188,8 @@ def note_unused(training: Training) -> None:
             f" gradient_accumulation_steps ({accumulation.steps}); fix: call"
             " accelerator.backward(loss) instead of loss.backward()",
         )
+    if accumulation.steps > 1 and accumulation.has_begun:
+        note_raw_scheduler(training)
     draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
     if training.strategy.data_size > 1 and not draws_own:
         training.progress.log_note(
@@ -205,6 +207,23 @@ def note_raw_optimizer(training: Training) -> None:
             "accumulate() was called without a prepared optimizer, so the optimizer steps after"
             " each micro-batch, unless the script checks accelerator.sync_gradients; fix: "
             + _PREPARE,
+        )
+
+
+def note_raw_scheduler(training: Training) -> None:
+    """Log once, on rank 0, if an optimizer has a scheduler that is not prepared or registered.
+
+    torch's schedulers set `initial_lr`; checkpoints contain it as well, so call this before a load.
+    """
+    held = [value for obj in training.registered for value in getattr(obj, "__dict__", {}).values()]
+    known = (*training.schedulers, *training.registered, *held)
+    scheduled = [training.find(getattr(each, "optimizer", None)) for each in known]
+    raw = [each for each in training.optimizers if each not in scheduled]
+    if training.world.is_main and any("initial_lr" in each.param_groups[0] for each in raw):
+        training.progress.log_note(
+            "an optimizer has a scheduler that was not passed to prepare(): unless the script does"
+            " this, checkpoints do not contain it, and it also steps while gradients accumulate;"
+            " fix: scheduler = accelerator.prepare(scheduler)",
         )
 
 

@@ -145,8 +145,7 @@ def at_events(
             folder = scratch / "run"
             shutil.copytree(base, folder)
             hit = killed_at(event, victim, ranks, folder, kind[0], keep, "without" not in kind)
-            problem = problem_in(folder, 1)
-            yield f"rank {victim} keep {keep} to {kind}", hit, problem
+            yield f"rank {victim} keep {keep} to {kind}", hit, problem_in(folder, 1)
             shutil.rmtree(folder)
             folder.with_suffix(".store").unlink(missing_ok=True)
             event += stride

@@ -84,8 +84,7 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
 
 def test_a_newest_checkpoint_without_its_manifest_is_damaged_and_not_absent(tmp_path: Path) -> None:
     train(tmp_path, 3)
-    newest = tmp_path / "checkpoints" / "step_00000003"
-    (newest / "manifest.json").unlink()
+    (tmp_path / "checkpoints" / "step_00000003" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="no manifest"):
         train(tmp_path)
     assert train(tmp_path, fall_back=True) == 2

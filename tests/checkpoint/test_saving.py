@@ -106,8 +106,7 @@ def test_a_write_of_many_tensors_pauses_until_it_is_waited_for(
     accelerator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_PAUSE_S", 600.0)
-    model = torch.nn.ParameterList([torch.ones(1) for _ in range(300)])
-    accelerator.prepare(model)
+    accelerator.prepare(torch.nn.ParameterList([torch.ones(1) for _ in range(300)]))
     folder = Path(accelerator.save_state(wait=False))
     [writer] = (t for t in threading.enumerate() if t.name == WRITER)
     writer.join(1)

@@ -245,8 +245,7 @@ def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:
 
 
 def test_the_checksums_of_what_was_written_are_those_of_the_files(tmp_path: Path) -> None:
-    tensors = {"large": torch.rand(2**19), **TENSORS}
-    checksums = save_tensors(tensors, tmp_path / "tensors")
+    checksums = save_tensors({"large": torch.rand(2**19), **TENSORS}, tmp_path / "tensors")
     assert checksums == {
         path.name: zlib.crc32(path.read_bytes()) for path in (tmp_path / "tensors").iterdir()
     }

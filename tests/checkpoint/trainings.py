@@ -335,8 +335,7 @@ class Steps:
 
 def train(spec: Spec, folder: Path, steps: Steps) -> None:
     """Train from the newest checkpoint to the end; write what each step saw when it is done."""
-    is_fresh = not checkpoints_in(folder / "checkpoints")
-    seed = 7 if is_fresh else 99
+    seed = 7 if not checkpoints_in(folder / "checkpoints") else 99
     torch.use_deterministic_algorithms(spec["deterministic"])
     config = ("split_batches", "even_batches", "dispatch_batches")
     limit = spec["total_limit"]

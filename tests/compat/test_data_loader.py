@@ -46,8 +46,7 @@ class Buckets:
 
 def seen(loader: Any) -> tuple[list[Any], Any]:
     """Return the batches, and the length, both of which may be missing."""
-    batches = [x.tolist() if isinstance(x, torch.Tensor) else list(x) for x in loader]
-    return batches, len(loader)
+    return [x.tolist() if isinstance(x, torch.Tensor) else list(x) for x in loader], len(loader)
 
 
 @pytest.mark.parametrize(("split", "even"), [*product((False, True), (False, True))])
@@ -178,8 +177,7 @@ def test_orders_after_a_pass_that_was_left_are_the_same() -> None:
                 num_processes=world,
                 process_index=rank,
             )
-            left = [batch.tolist() for batch in islice(loader, left_after)]
-            orders.append([left, seen(loader)])
+            orders.append([[batch.tolist() for batch in islice(loader, left_after)], seen(loader)])
         assert orders[0] == orders[1], (n, left_after, world, rank)
 
 

@@ -106,8 +106,7 @@ def plain(name: str, kind: str, accumulation: int, steps: int) -> Trained:
         (model(batch) / accumulation).backward()
         if number % accumulation == 0:
             found.gradients.append(_gradient(model))
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-            found.norms.append(float(norm))
+            found.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

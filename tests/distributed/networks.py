@@ -68,8 +68,7 @@ class Network:
             self._ip("-n", space, "-6", "addr", "add", address, "dev", "eth0", "nodad")
         self._ip("-n", space, "link", "set", "eth0", "up")
         known = "".join(f"10.79.0.{other} n{other}\n" for other in self.numbers)
-        hosts = f"127.0.0.1 localhost\n127.0.1.1 n{number}\n{known}"
-        Path(self._hosts(number)).write_text(hosts)
+        Path(self._hosts(number)).write_text(f"127.0.0.1 localhost\n127.0.1.1 n{number}\n{known}")
 
     def launch(self, number: int, *words: str, **variables: str) -> subprocess.Popen[str]:
         """Begin `headway launch` with these words on machine n`number`."""

@@ -190,8 +190,7 @@ def asked(net: Network, machine: int = 1) -> Ranks:
 
 
 def screen(net: Network) -> str:
-    words = [sys.executable, "-m", "headway", "top"]
-    return net.start(1, words).communicate(timeout=60)[0]
+    return net.start(1, [sys.executable, "-m", "headway", "top"]).communicate(timeout=60)[0]
 
 
 def times_of_steps(rank: int) -> dict[int, float]:

@@ -47,8 +47,7 @@ def line_of(mark: str, text: str = TRAIN) -> str:
 
 
 def ended(way: str, *words: str) -> subprocess.CompletedProcess[str]:
-    name = script(TRAIN, "train.py")
-    return launch("--cpu", "--num-processes", "4", *words, name, way)
+    return launch("--cpu", "--num-processes", "4", *words, script(TRAIN, "train.py"), way)
 
 
 # fresh interpreters need some seconds for their imports, during which nothing moves
@@ -214,8 +213,7 @@ for second in range(20):
         print(second, flush=True)
 dist.destroy_process_group()
 """
-    name = script(text)
-    words = ["--cpu", "--num-processes", "2", "--hang-timeout", "8", name]
+    words = ["--cpu", "--num-processes", "2", "--hang-timeout", "8", script(text)]
     for process in [start(*words, way) for way in ("collectives", "output")]:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors

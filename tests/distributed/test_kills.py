@@ -33,8 +33,7 @@ def start_families(count: int, *words: str) -> tuple[subprocess.Popen[str], list
         earlier.unlink()
     flags = ["-q", "--cpu", "--supervise", "--num-processes", str(count), "--grace-period-s", "0"]
     process = start(*flags, *words, script(family_script(FAMILY)))
-    families = wait_for_families(process, count)
-    return process, [pids[0] for pids in families.values()]
+    return process, [pids[0] for pids in wait_for_families(process, count).values()]
 
 
 def above(rank: int, launcher: int) -> list[psutil.Process]:
@@ -216,8 +215,7 @@ sys.stdin.read()  # and does not wait for what it traces
 def test_a_killed_rank_and_its_child_that_a_tracer_holds_do_not_hold_the_launcher_up() -> None:
     flags = ["-q", "--cpu", "--num-processes", "2", "--grace-period-s", "0"]
     process = start(*flags, script(family_script(FAMILY)))
-    families = wait_for_families(process, 2)
-    rank, child = families[1][:2]
+    rank, child = wait_for_families(process, 2)[1][:2]
     with subprocess.Popen(
         [sys.executable, "-c", TRACER, str(rank), str(child)],
         stdin=subprocess.PIPE,

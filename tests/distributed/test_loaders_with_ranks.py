@@ -294,8 +294,7 @@ def sharded(kind: str) -> tuple[Accelerator, Any]:
         return own, DataLoader(Shards([numbers[RANK::WORLD]]), 2)
     if kind == "a part of a stream without a state":
         return own, DataLoader(Plain(numbers[RANK::WORLD]), 2)
-    shards = [numbers[rank::WORLD] for rank in range(WORLD)]
-    return Accelerator(), DataLoader(Shards(shards), 2)
+    return Accelerator(), DataLoader(Shards([numbers[rank::WORLD] for rank in range(WORLD)]), 2)
 
 
 @with_ranks(2)
@@ -440,8 +439,7 @@ def require_exact_metrics(accelerator: Accelerator, case: Case) -> None:
     for batch in loader:
         mine.append((len(batch), loader.end_of_dataloader))
         seen += gathered(accelerator, batch, case.form)
-    full = loader.total_batch_size
-    wanted = case.n - case.n % full if drop_last else case.n
+    wanted = case.n - case.n % loader.total_batch_size if drop_last else case.n
     is_uneven = config.get("even_batches") is False
     assert seen == list(range(len(seen) if is_uneven and RANK else wanted)), case
     assert len(mine) == len(loader), case

@@ -312,8 +312,7 @@ def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
 def test_a_stop_signal_ends_a_machine_that_waits_for_a_suspended_machine_0_to_finish() -> None:
     with two_machines_of_which_0_is_suspended() as other:
         Path("end_1").touch()
-        rank = int(Path("up_1").read_text())
-        wait_for_end(rank)
+        wait_for_end(int(Path("up_1").read_text()))
         other.send_signal(signal.SIGTERM)
         finished(other, 0)
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.checkpoint import checkpoint
 
 from headway import Accelerator, DistributedDataParallelKwargs
@@ -300,16 +301,18 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
                 model(DATA).sum().backward()
                 optimizer.step()
 
-    def both() -> None:
+    def both(schedule: Callable[[Any], Any] = lambda optimizer: None) -> None:
         accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
+        schedule(optimizer)
         for batch in accelerator.prepare(torch.utils.data.DataLoader(SINGLE, batch_size=2)):
             with accelerator.accumulate(model):
                 step(accelerator, optimizer, model(batch).sum())
 
-    trainings = {
+    trainings: dict[Callable[[], object], str] = {
         raw_optimizer: "accumulate() was called without a prepared optimizer",
         not_entered: "outside of accelerator.accumulate(model)",
         plain_backward: "without accelerator.backward(loss)",
+        partial(both, lambda of: ConstantLR(of)): "scheduler that was not passed to prepare()",
     }
     for training, told in trainings.items():
         process_progress().num_trained = 0

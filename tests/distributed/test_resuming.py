@@ -118,8 +118,7 @@ def train(case: Case, *, save: Path | None = None, load: Path | None = None) -> 
             steps.append((loss.item().hex(), indices, of_all))
             if len(steps) == case.at and save is not None:
                 accelerator.save_state(save)
-    weights = [t.flatten().tolist() for t in model.state_dict().values()]
-    return Trained(steps, weights)
+    return Trained(steps, [t.flatten().tolist() for t in model.state_dict().values()])
 
 
 def whole() -> dict[str, Trained]:
@@ -191,8 +190,7 @@ def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: P
     for again, _ in ranks:
         for undisturbed, resumed in again.values():
             require_unchanged(resumed, undisturbed)
-    begun = {2: ranks[0][1]}
-    require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], begun, tmp_path)
+    require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], {2: ranks[0][1]}, tmp_path)
 
 
 @pytest.mark.long

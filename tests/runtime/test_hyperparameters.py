@@ -54,6 +54,18 @@ def test_schedules_are_compared_and_not_where_they_stand() -> None:
     assert optimizer_options(one)[0]["lr"] == 0.1  # also where a warm-up has lowered it
 
 
+@pytest.mark.parametrize("how", ["prepare", "register_for_checkpointing", "print"])
+def test_a_schedule_that_is_in_no_checkpoint_is_reported(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accelerator, optimizer = Accelerator(cpu=True), SGD(groups(0.1))
+    accelerator.prepare(optimizer)
+    getattr(accelerator, how)(StepLR(optimizer, 1))
+    accelerator.save_state("saved")
+    is_told = "a scheduler that was not passed to prepare()" in capsys.readouterr().err
+    assert is_told == (how == "print")
+
+
 class Script:
     """What the same command runs again, perhaps with other arguments."""
 
