@@ -76,8 +76,8 @@ def main(argv: Sequence[str]) -> int:
         time_limit_s=_time_limit(parsed.time_limit),
     )
     rows = _rows(parsed.strategy, devices)
-    given = {ACCELERATE[name]: getattr(parsed, name) for name in _COUNTED}
-    environ = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+    given = {name: getattr(parsed, name) for name in _COUNTED if getattr(parsed, name) is not None}
+    environ = {**os.environ, **{ACCELERATE[name]: value for name, value in given.items()}}
     require_torch()
     with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
         found = planner.run_all(rows, trial, devices)
@@ -92,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
             code=Code.NO_ESTIMATE,
         )
     _require_use_of_gpu(found, devices, program)
-    _show(Report(trial, devices, found))
+    flags = [word for name in given for word in (f"--{name.replace('_', '-')}", given[name])]
+    _show(Report(trial, devices, found, flags))
     return 0
 
 
@@ -163,6 +164,7 @@ class Report(NamedTuple):
     trial: Trial  # the script and its arguments
     devices: Devices  # the devices to train on
     rows: Sequence[RowEstimate]  # by strategy, cheapest first
+    flags: Sequence[str] = ()  # of the launch, as passed to this command
 
     @property
     def chosen(self) -> RowEstimate | None:
@@ -181,7 +183,7 @@ class Report(NamedTuple):
             if value != DDP:  # the default strategy
                 words.append(f"--{name.replace('_', '-')}")
                 words += [value] * (value != YES)
-        words += ["-m"] * trial.is_module
+        words += [*self.flags, *["-m"] * trial.is_module]
         return shlex.join([*words, trial.program, *trial.args])
 
 

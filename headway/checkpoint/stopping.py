@@ -23,7 +23,7 @@ from headway.ipc.stderr import log, log_in_handler
 INTERRUPTED = 130
 
 _AGREE_EVERY_S = 0.5  # between agreements of the ranks; a stop waits about this long
-_GROWTH = 8  # maximum factor between successive agreement intervals
+_GROWTH = 2  # maximum factor between successive agreement intervals, as steps may become slow
 _CPU = torch.device("cpu")
 
 

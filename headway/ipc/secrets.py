@@ -20,7 +20,7 @@ _SUFFIXES = (
 )
 """Endings of words that mark a name as secret, as in HFTOKEN, but not TOKENIZERS_PARALLELISM."""
 
-_NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
+_NOT_SECRET = r"(OLD)?PWD|\w*(Error|Exception)"  # the shell's working folders, and KeyError
 
 _URL_CREDENTIALS = r"(?<=://)[^/@\s]+(?=@)"
 """The part of a URL that may contain a password or token: https://user:password@host."""
@@ -34,7 +34,7 @@ _ASSIGNMENT = (
 
 def is_secret(name: str) -> bool:
     """Return whether a variable or flag of this name probably contains a secret."""
-    if name in _NOT_SECRET:
+    if re.fullmatch(_NOT_SECRET, name):
         return False
     snake_case = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
     words = re.split(r"[^a-z]+", snake_case.lower())

@@ -161,7 +161,8 @@ def warm(warm_pythons: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() -> None:
     pytest.importorskip("torch")
     Path("script.py").write_text(TRAINING)
-    code, printed = run("estimate", "--devices", "2xGPU-2GB", "script.py", "--bs", "4")
+    flags = ["--gradient-accumulation-steps", "2"]
+    code, printed = run("estimate", "--devices", "2xGPU-2GB", *flags, "script.py", "--bs", "4")
     assert code == 0, printed
     lines = printed.splitlines()
     parameters = next(line for line in lines if line.startswith("  parameters"))
@@ -169,7 +170,7 @@ def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() ->
     rows = {line.split()[0]: line for line in lines if line.startswith(("ddp", "fsdp"))}
     assert [*rows] == [row.name for row in ROWS]
     assert all(row.endswith("  fits") for row in rows.values())
-    assert "headway launch --num-processes 2 script.py --bs 4" in lines
+    assert f"headway launch --num-processes 2 {' '.join(flags)} script.py --bs 4" in lines
     assert "checked against CPU runs only" in printed
 
 

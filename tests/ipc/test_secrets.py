@@ -63,6 +63,7 @@ def test_a_secret_among_the_words_of_a_command_is_masked() -> None:
         ('{"password": "hunter2hunter2"}', '{"password": "***"}'),
         ("https://me:word@host/x", "https://***@host/x"),
         ("key = jax.random(0)", "key = jax.random(0)"),
+        ("KeyError: 'bad label'", "KeyError: 'bad label'"),
         ("tokenizer = 'bert-base-uncased'", "tokenizer = 'bert-base-uncased'"),
     ],
 )
