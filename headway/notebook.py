@@ -34,8 +34,8 @@ from headway.distributed.world import leave_world
 from headway.errors import Code, UsageError, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.run_contract import VARIABLE, RunContract, encode, read_ranks
-from headway.ipc.stderr import flush_streams
-from headway.state import AcceleratorState
+from headway.ipc.stderr import flush_streams, log
+from headway.state import AcceleratorState, PartialState
 from headway.training.arguments import check_precision, reject_unsupported
 
 GRACE_S = 5
@@ -195,11 +195,17 @@ def _run_rank(
     sys.stdout, sys.stderr = (os.fdopen(os.dup(fd), "w", buffering=1) for fd in (1, 2))
     # OpenMP's threads do not survive a fork, and a parallel region would wait for them
     torch.set_num_threads(1)
+    is_inherited = bool(PartialState._shared_state)
     AcceleratorState._reset_state(reset_partial_state=True)  # inherited by the fork
     Finalize(None, atexit._run_exitfuncs, exitpriority=0)  # multiprocessing does not call them
     with patch_environment(RANK=rank, LOCAL_RANK=rank):
         try:
             function(*args)
+            if is_inherited and rank == 0 and not PartialState._shared_state:
+                log(
+                    "note: no rank joined a process group: the function used an Accelerator from"
+                    " outside, so each rank trained on its own; fix: create it in the function"
+                )
             leave_world()
         except BaseException as error:
             sys.last_type = type(error)  # read by exit functions, as at the end of a script

@@ -101,11 +101,13 @@ def train(how):
 
 atexit.register(print, "end of the notebook")
 debug_launcher(train, ("",))
+debug_launcher(Accelerator(cpu=True).wait_for_everyone)
 debug_launcher(train, ("bad arguments",))
 """
     ended = run(text)
     assert ended.stdout.split("\n")[0] == "end of a rank"
     assert ended.stdout.count("end of the notebook") == 1
+    assert ended.stderr.count("the function used an Accelerator from outside") == 1
     assert "SystemExit: bad arguments" in ended.stderr
 
 
