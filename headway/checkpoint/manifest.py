@@ -107,6 +107,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise _without_manifest(folder, error) from None
     try:
         return _parsed(data, path)
+    except CheckpointError:  # another format; a subclass of ValueError
+        raise
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
 

@@ -471,9 +471,9 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
         return exists, is_complete, None if is_complete else newest_complete(others)[0]
 
     exists, is_complete, other = on_rank_0(inspect)
-    if is_complete:
-        return
     problem = error.problems[0]
+    if is_complete or problem.code is Code.OTHER_VERSION:
+        return
     what, fix = problem.what, f"move {path} elsewhere to start from the beginning"
     if not exists:
         what = "the checkpoint was removed while it was being loaded"
