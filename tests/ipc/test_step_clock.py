@@ -397,7 +397,7 @@ def test_some_short_steps_are_split_and_stand_for_all(time: Time) -> None:
         time.now += 0.0004
         clock.enter(SCRIPT)
         clock.end_step(step)
-    assert 200 / 25 < num_split < 200 / 15
+    assert 200 / 60 < num_split < 200 / 45
     stats = taken(clock)
     backward_s, sync_s = stats.backward_s, stats.sync_s
     assert (backward_s / stats.num_steps, sync_s / stats.num_steps) == pytest.approx((6e-4, 4e-4))
