@@ -15,7 +15,7 @@ from typing import IO, Any
 import safetensors.torch
 import torch
 
-from headway.checkpoint.folders import flush_to_disk
+from headway.checkpoint.manifest import flush_to_disk
 from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError

@@ -30,6 +30,7 @@ from headway.checkpoint.manifest import (
     Manifest,
     fail,
     files_below,
+    flush_to_disk,
     read_manifest,
     unlisted_files,
     verify,
@@ -516,15 +517,6 @@ def _temporary_path(target: Path, kind: str) -> Path:
 def _siblings(target: Path, kind: str) -> list[Path]:
     start = f".{kind}-{target.name}"
     return [path for path in leftovers_in(target.parent) if path.name.rpartition("-")[0] == start]
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _umask() -> int:

@@ -67,6 +67,16 @@ def write_json(path: Path, value: Any) -> None:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
 
 
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    with _named(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Add the file name to an OSError that has none."""
@@ -87,7 +97,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and flush it to disk; all other files must already be written."""
     fields = plain(manifest)
     write_json(folder / NAME, fields | {"crc32": _checksum(fields)})
-    describe_files(folder, [NAME])  # flushes it
+    flush_to_disk(folder / NAME)
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:

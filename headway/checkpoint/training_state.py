@@ -132,10 +132,7 @@ class SavedState:
             for number, (weights, live) in enumerate(zip(saved, all_live, strict=True)):
                 if self.strict:
                     self.require_names(f"model {number}", weights, live)
-                for name in live.keys() & weights.keys():
-                    if isinstance(live[name], torch.Tensor):
-                        facts = _describe_value(weights[name]), _describe_value(live[name])
-                        self.require_equal(f"{name!r} of model {number}", *facts, fix=_SAME_SIZES)
+                self._check_weights(f"model {number}", weights, live)
 
     def require_names(self, what: str, saved: Weights, live: Weights) -> None:
         """Raise CheckpointError unless the names of a module's weights match the saved names."""
@@ -145,6 +142,12 @@ class SavedState:
             one, other = ({re.sub(_WRAPPED, "", key) for key in each} for each in (saved, live))
             fix = _SAME_OBJECTS if one != other else _NOT_WRAPPED
             raise self.mismatch_error(f"{name!r} of {what} exists only in {place}", fix)
+
+    def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
+        for name in live.keys() & saved.keys():
+            if isinstance(live[name], torch.Tensor):
+                facts = _describe_value(saved[name]), _describe_value(live[name])
+                self.require_equal(f"{name!r} of {model}", *facts, fix=_SAME_SIZES)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
         """Restore the state of the training run, and the weights of these models.

@@ -48,7 +48,8 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
         return value
     if isinstance(value, torch.Tensor):
         is_scalar = value.is_cpu and value.dim() == 0 and value.dtype is torch.float32
-        if is_scalar and ".optimizers." in name and type(value) is torch.Tensor:
+        is_plain, part = type(value) is torch.Tensor, name.partition(".")[2]
+        if is_scalar and is_plain and part.startswith("optimizers."):  # not a model's weight
             return {"scalar": _encode(value.item(), name, tensors, depth)}
         tag = "sharded" if isinstance(value, DTensor) else "tensor"
         return {tag: _add(_plain(value.detach(), name), name, tensors)}

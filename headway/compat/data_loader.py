@@ -96,8 +96,8 @@ class DataLoaderShard(TrainingLoader):
         if name == "base_dataloader":  # copy and pickle read it before __init__ has run
             raise AttributeError(name)
         found = getattr(self.base_dataloader, name)
-        state = lambda: self._state or self._position()  # noqa: E731
-        return {"state_dict": state, "load_state_dict": self._load_state_dict}.get(name, found)
+        own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
+        return own.get(name, found)
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self.skip_batches)
@@ -152,6 +152,9 @@ class DataLoaderShard(TrainingLoader):
         if not self.use_stateful_dataloader:
             return {}
         return {**self.base_dataloader.state_dict(), "_iterator_finished": self.end_of_dataloader}
+
+    def _state_dict(self) -> dict[str, Any]:
+        return self._state or self._position()
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = state

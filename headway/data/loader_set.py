@@ -204,11 +204,7 @@ class LoaderSet:
             self.checkpoint.requests[owner] = loops[-1]
         if iteration.has_trained or (iteration.rounds and not self.counts_training):
             owner.end(iteration, is_with_others=any(other.is_exhausted for other in self._closed))
-        elif (
-            iteration.is_exhausted
-            and not owner.has_trained
-            and (self.has_trained or any(each.owner.has_trained for each in self.open))
-        ):
+        elif iteration.is_exhausted and not owner.has_trained and self._is_continuing:
             owner.next_start = iteration.next_epoch
 
     @property
@@ -218,6 +214,11 @@ class LoaderSet:
         Also true where the script continues after a checkpoint that was saved outside of loops.
         """
         return self._continues or self.progress.num_trained != self._resumed_at
+
+    @property
+    def _is_continuing(self) -> bool:
+        """Whether the script has trained, or is in the body of a loop that has trained before."""
+        return self.has_trained or any(each.owner.has_trained for each in self.open)
 
     @contextmanager
     def saving_at_end(self) -> Iterator[None]:

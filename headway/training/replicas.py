@@ -103,8 +103,8 @@ def _fix_of(name: str, weights: Mapping[str, torch.Tensor], models: list[torch.n
     passes = (vars(uncompiled(model)).get(PASSES, ()) for model in models)
     if any(len({*each}) < len(each) for each in passes):
         return _FIX_TWICE + _FIX_WEIGHTS
-    model = name.removeprefix(name.partition(_OF)[0])
-    trained = [key for key in weights if weights[key].requires_grad and key.endswith(model)]
+    _, of, model = name.partition(_OF)  # empty with a single model
+    trained = [key for key in weights if weights[key].requires_grad and key.endswith(of + model)]
     unused = [key for key in trained if weights[key].grad is None]
     if 0 < len(unused) < len(trained):
         warned = str(vars(torch.utils.checkpoint).get("__warningregistry__"))

@@ -255,7 +255,7 @@ def _as_list(tensors: Tensors) -> list[torch.Tensor]:
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if not given and isinstance(tensors, Iterator):
         raise UsageError(
-            "the iterator of parameters is exhausted, so nothing would be clipped",
+            "the iterator of parameters is empty or exhausted, so nothing would be clipped",
             where="the script's clip_grad_norm_(...) or clip_grad_value_(...)",
             fix="pass model.parameters() in each step, or a list: params = [*model.parameters()]",
             code=Code.BAD_ARGUMENT,

@@ -123,9 +123,8 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(
     version: int, saved: Path
 ) -> None:
     rewrite(saved, lambda fields: fields.update(format=version, headway="9.9", anything="else"))
-    with pytest.raises(
-        CheckpointError, match=rf"^the checkpoint has format {version}, written by Headway '9\.9'"
-    ):
+    what = rf"^the checkpoint has format {version}, written by Headway '9\.9'"
+    with pytest.raises(CheckpointError, match=what):
         read_manifest(saved)
 
 

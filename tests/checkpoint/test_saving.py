@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -138,6 +139,7 @@ def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
     assert "there" in caught.value.problems[0].where
     assert [str(checkpoint.path) for checkpoint in checkpoints_in(Path(first).parent)] == [first]
     assert leftovers_in(Path(first).parent) == []
+    assert gc.isenabled(), "it is paused during a save and a load only"
     wait()
 
 

@@ -116,7 +116,7 @@ def test_other_kinds_of_dicts_become_dicts() -> None:
 def test_the_step_of_an_optimizer_is_a_number_and_a_weight_is_a_tensor() -> None:
     number = torch.tensor([0.1])[0]
     assert decode(json.loads(json.dumps(encode(number, "all.optimizers.0", {}))), {}) == number
-    assert encode(number, "all.models.0", {}) == {"tensor": "all.models.0"}
+    assert encode(number, "all.models.optimizers.0", {}) == {"tensor": "all.models.optimizers.0"}
 
 
 @pytest.mark.parametrize("value", [object(), print, {"a": [object()]}, {1: lambda: None}])

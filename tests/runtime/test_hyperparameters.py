@@ -62,8 +62,7 @@ def test_a_schedule_that_is_in_no_checkpoint_is_reported(
     accelerator.prepare(optimizer)
     getattr(accelerator, how)(StepLR(optimizer, 1))
     accelerator.save_state("saved")
-    is_told = "a scheduler that was not passed to prepare()" in capsys.readouterr().err
-    assert is_told == (how == "print")
+    assert ("not passed to prepare()" in capsys.readouterr().err) == (how == "print")
 
 
 class Script:

@@ -161,6 +161,7 @@ def test_waiting_launches_are_served_in_the_order_in_which_they_began_to_wait() 
     assert chosen_by(third) == [3]
     assert waiting_launches() == []
     fourth = start("idle:2", wait_s=300)
+    assert "waiting: only 0 of 4 GPUs are idle" in next(iter(fourth.stderr or ()))
     end(first)
     assert chosen_by(fourth) == [0, 1]
     end(second, third, fourth)
