@@ -224,8 +224,8 @@ class _Server:
             _reply(self._launcher, StartFailed(error.errno or 0))
             pid = None
         if pid == 0:
-            self._close()
             _init_rank(here, rank)
+            self._close()  # now that no signal writes to the pipe
             return 0
         for theirs in rank.fds:
             os.close(theirs)

@@ -82,9 +82,13 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
     assert newest in [entry.path for entry in listed_in(folder)]
 
 
-def test_a_newest_checkpoint_without_its_manifest_is_damaged_and_not_absent(tmp_path: Path) -> None:
+def test_a_newest_one_of_another_format_or_without_manifest_is_refused(tmp_path: Path) -> None:
     train(tmp_path, 3)
-    (tmp_path / "checkpoints" / "step_00000003" / "manifest.json").unlink()
+    newest = tmp_path / "checkpoints" / "step_00000003" / NAME
+    newest.write_text(newest.read_text().replace('"format": ', '"format": 9'))
+    with pytest.raises(CheckpointError, match="fix:  load it with the version"):
+        train(tmp_path)
+    newest.unlink()
     with pytest.raises(CheckpointError, match="no manifest"):
         train(tmp_path)
     assert train(tmp_path, fall_back=True) == 2

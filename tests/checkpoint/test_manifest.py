@@ -123,8 +123,7 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(
     version: int, saved: Path
 ) -> None:
     rewrite(saved, lambda fields: fields.update(format=version, headway="9.9", anything="else"))
-    what = rf"^the checkpoint has format {version}, written by Headway '9\.9'"
-    with pytest.raises(CheckpointError, match=what):
+    with pytest.raises(CheckpointError, match=rf"^the checkpoint has format {version}, .* '9\.9'"):
         read_manifest(saved)
 
 
