@@ -195,8 +195,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on rank 0, and return its result or raise its error on every rank."""
-    rank, _ = rank_and_size()
-    result = agree(lambda: step() if rank == 0 else None, group)
+    result = agree(lambda: step() if rank_and_size()[0] == 0 else None, group)
     return cast(T, _gather(result, group)[0])
 
 
