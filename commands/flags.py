@@ -157,7 +157,7 @@ class Parser:
             flag = self.known.get(name)
             if flag is None:
                 follows = words[0] if words and not words[0].startswith("-") else ""
-                self._raise_unknown(name, value if equals else follows)
+                self._raise_unknown(name, value if equals else follows, own)
             if not equals and flag.default_value is not None:
                 value = flag.default_value
             elif flag.takes_value and not equals:
@@ -197,8 +197,9 @@ class Parser:
         while rest:
             flags, rest = self.split(rest)
             own += flags
-            words += rest[:1]
-            rest = rest[1:]
+            is_over = rest[:1] == ["--"]  # only words follow
+            words += rest[1:] if is_over else rest[:1]
+            rest = [] if is_over else rest[1:]
         return self.parse_args(own), words
 
     def parse_flags(self, argv: Sequence[str]) -> Parsed:
@@ -218,7 +219,13 @@ class Parser:
     def error(self, message: str) -> NoReturn:
         raise usage_error(message, fix=f"see `{self.prog} --help`")
 
-    def _raise_unknown(self, name: str, value: str) -> NoReturn:
+    def note_on_value(self, own: Sequence[str]) -> str:
+        """Return a note if the last flag's value is a file or flag, as after an empty variable."""
+        spelling, equals, value = own[-1].partition("=") if own else ("", "", "")
+        is_odd = equals and (value in self.known or os.path.isfile(value))
+        return f"; {value!r} was read as the value of {spelling}" if is_odd else ""
+
+    def _raise_unknown(self, name: str, value: str, own: Sequence[str]) -> NoReturn:
         from headway.commands.flag_aliases import other_tool_flag
 
         takes_settings = TABLE["num_processes"].flag in self.known
@@ -243,7 +250,7 @@ class Parser:
             has_value = flag.takes_value and flag.default_value is None
             fix = f"pass {close} {value}".rstrip() if has_value else f"pass {close}"
         if self.command == "launch":
-            of_script = "put the script's flags after its name"
+            of_script = "put the script's flags after its name" + self.note_on_value(own)
             fix = f"{fix}, or {of_script}" if close else of_script
             if os.path.isfile(name):
                 fix = f"write ./{name} for a script whose name starts with a dash"

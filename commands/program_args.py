@@ -10,16 +10,10 @@ from headway.commands.flags import Parsed, Parser, usage_error
 from headway.errors import Code, ConfigError, did_you_mean
 from headway.ipc.paths import installer_of
 from headway.launcher.plan.program import Program, finder_in
-from headway.settings.setting import Seconds
-from headway.settings.table import TABLE
 
 _not_a_program = partial(usage_error, code=Code.NO_PROGRAM)
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # different in each process
-_UNITS = (  # units that users may write as a separate word
-    *("s", "sec", "second", "seconds", "m", "min", "minute", "minutes"),
-    *("h", "hour", "hours", "d", "day", "days"),
-)
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
 _NOT_PYTHON = {  # suffix: description, fix
     ".ipynb": (
@@ -54,7 +48,8 @@ def program_from(
             )
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
-        raise usage_error("no script given", fix=f"run `{parser.prog} train.py`")
+        note = parser.note_on_value(own)
+        raise usage_error("no script given", fix=f"run `{parser.prog} train.py`{note}")
     name, *args = rest
     if parsed.no_python:
         return Program(_executable(name), tuple(args), "program")
@@ -76,11 +71,12 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
         )
     try:
         os.stat(script)
-        start = _start_of(script) if os.path.isfile(script) else b""
+        if os.path.isfile(script):
+            open(script, "rb").close()
     except OSError as error:
         raise _missing(script, error, _fix_of_missing(script, parser, own)) from None
     if not _is_stream(script):
-        _check_archive(script, start)
+        _check_archive(script)
     kind, fix = _NOT_PYTHON.get(os.path.splitext(script)[1].lower(), ("", ""))
     if kind:
         import shlex
@@ -91,21 +87,9 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
         )
 
 
-def _start_of(script: str) -> bytes:
-    """Return the first bytes of a file, without its shebang line."""
-    with open(script, "rb") as file:
-        start = file.read(4096)
-    return start.partition(b"\n")[2] if start.startswith(b"#!") else start
-
-
-def _check_archive(script: str, start: bytes) -> None:
-    """Raise if a folder or zip archive has no __main__.py, or the archive is truncated."""
+def _check_archive(script: str) -> None:
+    """Raise if a folder or zip archive has no __main__.py."""
     finder = finder_in(script)
-    if finder is None and start.startswith(b"PK\3\4"):
-        raise _not_a_program(
-            f"{script!r} starts like a zip archive, but is truncated",
-            fix="copy or build the archive again",
-        )
     if finder is not None and finder.find_spec("__main__") is None:
         kind = "directory" if os.path.isdir(script) else "zip archive"
         raise _not_a_program(
@@ -129,7 +113,7 @@ def _missing(script: str, error: OSError, fix: str) -> ConfigError:
 
 def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
     """Return the fix; it names the preceding flag if `script` may be the flag's value."""
-    usual = "check the path; run a module with -m"
+    usual = "check the path; run a module with -m" + parser.note_on_value(own)
     if not own:
         return usual
     spelling, _, value = own[-1].partition("=")
@@ -137,10 +121,6 @@ def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
     if flag.takes_value and value == flag.default_value:
         written = f"{spelling}={flag.options['metavar']}"
         return f"check the path; pass a value of {spelling} after '=': {written}"
-    row = TABLE.get(flag.options["dest"])
-    is_duration = row is not None and isinstance(row.parser, Seconds) and value.isdecimal()
-    if is_duration and script.lower() in _UNITS:
-        return f"write the duration as one word: {spelling} {value}{script[0].lower()}"
     return usual
 
 

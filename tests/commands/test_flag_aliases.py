@@ -47,7 +47,7 @@ def refused(*words: str) -> tuple[str, str]:
         ("--num-proces 2", f"pass --num-processes 2, or {OF_SCRIPT}"),
         ("--supervice", f"pass --supervise, or {OF_SCRIPT}"),
         ("--lr 2", OF_SCRIPT),
-        ("--epochs 3", OF_SCRIPT),
+        ("--devices --cpu --lr 3", f"{OF_SCRIPT}; '--cpu' was read as the value of --devices"),
         ("-dash.py", "write ./-dash.py for a script whose name starts with a dash"),
     ],
 )
