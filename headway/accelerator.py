@@ -187,7 +187,7 @@ class Accelerator(Process):
         )
         tracking = Tracking(self.is_main_process, arguments.log_with, project)
         began_at = setup.settings.run.began_at
-        checkpoints = Checkpointer(training, project, began_at=began_at, run_ids=tracking.run_ids)
+        checkpoints = Checkpointer(training, project, began_at=began_at, runs=tracking.runs)
         self.parts = Parts(
             training,
             preparer,

@@ -36,7 +36,7 @@ from headway.ipc.stderr import log, log_once, named
 from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
-from headway.trackers.tracker_group import RUNS_FILE
+from headway.trackers.tracker_group import RUNS_FILE, TrackedRuns
 from headway.training.replicas import note_raw_scheduler, require_equal
 from headway.training.training import Training
 
@@ -65,7 +65,7 @@ class Checkpointer:
     Args:
         project: how checkpoints are named and how many are kept.
         began_at: start time of the job, in seconds since 1970, for the manifest.
-        run_ids: returns the trackers' run IDs, which each checkpoint contains.
+        runs: returns the trackers' runs, which each checkpoint contains.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Checkpointer:
         project: ProjectConfiguration,
         *,
         began_at: float,
-        run_ids: Callable[[], dict[str, str]],
+        runs: Callable[[], TrackedRuns],
     ) -> None:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
         self._lock = ProjectLock(None)  # of the project; rank 0 only
-        self._began_at, self._run_ids = began_at, run_ids
+        self._began_at, self._runs = began_at, runs
         self._began_in = _working_folder()
         self._times = SaveTimes()
         self.schedule = Schedule()
@@ -156,7 +156,7 @@ class Checkpointer:
         from headway.checkpoint.training_state import state_of
 
         if self.training.world.is_main:
-            write_json(folder / RUNS_FILE, self._run_ids())
+            write_json(folder / RUNS_FILE, self._runs()._asdict())
             write_json(folder / RECORD_FILE, plain(self.schedule.record()))
             if self.training.is_in_evaluation:
                 log_once(
@@ -344,10 +344,12 @@ class Checkpointer:
     def _next_folder(self, output_dir: Folder) -> Path:
         if not self.project.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
-        folder = named_folder(self.project_folder("save_state"), NUMBERED, self.project.iteration)
-        if not is_absent(folder):
+        path, project = self.project_folder("save_state"), self.project
+        folder = named_folder(path, NUMBERED, project.iteration)
+        is_first = project.iteration == 0 and not self.has_state
+        if not is_absent(folder) or (is_first and next_number(path)):
             raise CheckpointError(
-                "a checkpoint with this number already exists",
+                "this run has not loaded the checkpoints of an earlier run, and would replace them",
                 where=str(folder),
                 fix="resume from it with load_state(), use another project_dir, or set"
                 " accelerator.project_configuration.iteration",

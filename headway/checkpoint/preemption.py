@@ -11,7 +11,7 @@ from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from weakref import WeakMethod
 
 from headway.checkpoint.checkpointer import Checkpointer
@@ -34,8 +34,10 @@ from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
 from headway.ipc.stderr import log
 from headway.ipc.typed import read
-from headway.trackers.tracker_group import RUNS_FILE, Tracking
+from headway.trackers.tracker_group import RUNS_FILE, TrackedRuns, Tracking
 from headway.training.arguments import EffectiveSettings
+
+T = TypeVar("T")
 
 _KEEP = 2
 """The number of checkpoints that `checkpoint()` keeps by default; see `total_limit`."""
@@ -192,7 +194,8 @@ class Preemption:
         from headway.checkpoint.saving import on_rank_0
 
         try:
-            runs, record = on_rank_0(lambda: (_tracked_runs(path), _record_of(path)))
+            runs = on_rank_0(lambda: _read_file(TrackedRuns, path / RUNS_FILE))
+            record = on_rank_0(lambda: _read_file(TrainingRecord, path / RECORD_FILE))
             self._checkpoints.load_state(path, allow_pickle=allow_pickle)
         except CheckpointError as error:
             _explain_damage(error, path, project)
@@ -427,18 +430,11 @@ def _select_checkpoint(
     return str(complete), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
 
 
-def _tracked_runs(checkpoint: Path) -> dict[str, str]:
-    """Return a checkpoint's run IDs by tracker name; the checkpoint's files are not verified."""
-    runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
-    if not isinstance(runs, dict) or not all(isinstance(run, str) for run in runs.values()):
-        raise unusable("the file does not map trackers to run IDs", path)
-    return runs
-
-
-def _record_of(checkpoint: Path) -> TrainingRecord:
-    content = read_json(path := checkpoint / RECORD_FILE)
+def _read_file(kind: type[T], path: Path) -> T:
+    """Return the content of a checkpoint's file, whose checksum is not verified."""
+    content = read_json(path)
     try:
-        return read(TrainingRecord, content)
+        return read(kind, content)
     except ValueError as error:
         raise unusable(str(error), path) from None
 

@@ -115,9 +115,9 @@ class StopSignals:
         if is_first:
             again = "; press Ctrl-C again to stop at once" if came is StopRequest.SIGINT else ""
             rank, size = rank_and_size()
-            step = "the step that the ranks agree on" if size > 1 else "one of the next steps"
+            step = "the next step" + " that all ranks agree on" * (size > 1)
             if rank == 0:
-                log_in_handler(f"{came}: saving and stopping after {step}{again}")
+                log_in_handler(f"{came}: requested to save and stop after {step}{again}")
         is_called = before is not None and not signals.is_default_handler(before)
         if is_called or (came is StopRequest.SIGINT and is_again):
             try:

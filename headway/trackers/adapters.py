@@ -34,7 +34,6 @@ class TensorBoardTracker(GeneralTracker):
         self.run_name = run_name
         self.logging_dir = os.path.join(logging_dir, run_name)
         self.init_kwargs = kwargs
-        self._step = -1
 
     @on_main_process
     def start(self) -> None:
@@ -73,10 +72,9 @@ class TensorBoardTracker(GeneralTracker):
 
         Args:
             values: numbers, strings, or mappings of numbers, by name.
-            step: the training step; None means the previous step plus 1.
+            step: the training step.
             kwargs: passed to `add_scalar`, `add_text` or `add_scalars`.
         """
-        self._step = step = self._step + 1 if step is None else step
         for name, value in python_numbers(values).items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)

@@ -123,7 +123,7 @@ class JsonlTracker(GeneralTracker):
 
         Args:
             values: numbers and strings by name; arrays of at most 1000 elements become lists.
-            step: the training step; None means the previous step plus 1.
+            step: the training step.
         """
         if self._file is not None:  # other ranks have no file
             self._write({"step": step, "time": _now(), "values": flat_numbers(values)})

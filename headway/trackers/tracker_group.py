@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from headway.errors import Code, UsageError
 from headway.ipc.stderr import log, log_once
@@ -88,6 +89,13 @@ LogWith = Tracker | Sequence[Tracker] | None
 RUNS_FILE = "trackers.json"
 
 
+class TrackedRuns(NamedTuple):
+    """The trackers' runs, as saved in a checkpoint."""
+
+    run_ids: Mapping[str, str]  # by tracker
+    last_step: int  # of `log`; -1: none
+
+
 class Tracking:
     """The trackers of a run; by default, only rank 0 calls them.
 
@@ -102,7 +110,8 @@ class Tracking:
         self._is_main, self._project = is_main, project
         check_folders(self.log_with, project.logging_dir)
         self._run: list[_Member] | None = None  # None if no run is active
-        self._runs_before: dict[str, str] = {}  # run IDs in the checkpoint, by tracker
+        self._runs_before: Mapping[str, str] = {}  # run IDs in the checkpoint, by tracker
+        self._last_step = -1  # of `log`
 
     def init_trackers(
         self,
@@ -140,6 +149,9 @@ class Tracking:
             return
         if log_kwargs:
             self._check_names(log_kwargs, "log_kwargs")
+        step = self._last_step + 1 if step is None else step
+        with suppress(TypeError, ValueError):  # a custom tracker may accept any step
+            self._last_step = int(step)
         for member in self._run:
             member.log(values, step, (log_kwargs or {}).get(member.tracker.name, {}))
 
@@ -165,7 +177,7 @@ class Tracking:
             atexit.unregister(self._finish_at_exit)
             for member in self._run:
                 member.finish(member.tracker.finish)
-            self._run = None
+            self._run, self._last_step = None, -1
 
     def _finish_at_exit(self) -> None:
         has_failed = getattr(sys, "last_type", None) is not None
@@ -173,15 +185,16 @@ class Tracking:
             tracker = member.tracker
             member.finish(tracker.finish_after_error if has_failed else tracker.finish)
 
-    def run_ids(self) -> dict[str, str]:
+    def runs(self) -> TrackedRuns:
         named = {t.name: t.run_id for t in self.trackers if t.name in self.log_with}
-        return {name: run_id for name, run_id in named.items() if run_id is not None}
+        run_ids = {name: run_id for name, run_id in named.items() if run_id is not None}
+        return TrackedRuns(run_ids, self._last_step)
 
-    def continue_runs(self, run_ids: dict[str, str]) -> None:
-        self._runs_before = run_ids
-        own = self.run_ids()
-        for name in run_ids.keys() & own.keys():
-            if own[name] != run_ids[name]:
+    def continue_runs(self, saved: TrackedRuns) -> None:
+        self._runs_before, self._last_step = saved
+        own = self.runs().run_ids
+        for name in saved.run_ids.keys() & own.keys():
+            if own[name] != saved.run_ids[name]:
                 log(
                     f"{name} started a new run instead of continuing the checkpoint's run; call"
                     " accelerator.resume() before init_trackers()"

@@ -141,6 +141,10 @@ def test_a_script_that_forgets_to_resume_does_not_replace_an_earlier_run() -> No
     assert names() == ["step_00000002", "step_00000004"]
     with pytest.raises(CheckpointError, match="earlier run"):
         _ = Training().accelerator.should_stop
+    project = ProjectConfiguration(str(PROJECT), automatic_checkpoint_naming=True, total_limit=2)
+    (CHECKPOINTS / "step_00000002").rename(CHECKPOINTS / "checkpoint_2")
+    with pytest.raises(CheckpointError, match="not loaded"):
+        Accelerator(cpu=True, project_config=project).save_state()
     by_hand = Training()
     by_hand.accelerator.load_state(CHECKPOINTS / "step_00000004")
     assert by_hand.train_to(6, every=2)[-1] == "step_00000006"
@@ -308,7 +312,7 @@ def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> Non
     training = Training()
     accelerator = training.accelerator
     before = [p.detach().clone() for p in training.model.parameters()]
-    with pytest.raises(CheckpointError, match=r"trackers to run IDs|cannot be read") as caught:
+    with pytest.raises(CheckpointError) as caught:
         accelerator.resume()
     assert str(newest / "trackers.json") in str(caught.value)
     assert all(map(torch.equal, before, training.model.parameters())), "nothing has changed"

@@ -27,7 +27,10 @@ class Diary(GeneralTracker):
 
     def __init__(self, project_name: str, run_id: str | None = None) -> None:
         super().__init__()
-        self.run_id = run_id
+        self.run_id, self.steps = run_id, list[Any]()
+
+    def log(self, values: Any, step: int | None = None, **_: Any) -> None:
+        self.steps.append(step)
 
     @classmethod
     def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
@@ -53,12 +56,15 @@ def test_a_tracker_goes_on_in_the_run_of_the_checkpoint(capsys: pytest.CaptureFi
     first.resume()
     first.init_trackers("project")
     begun = first.get_tracker("diary").run_id
+    first.log({"loss": 2.0}, step=3)
     first.checkpoint()
     first.end_training()
     second = accelerator()
     second.resume()
     second.init_trackers("project")
     assert second.get_tracker("diary").run_id == begun
+    second.log({"loss": 1.0})
+    assert second.get_tracker("diary").steps == [4]
     second.end_training()
     assert "another run" not in capsys.readouterr().err
     late = accelerator()
