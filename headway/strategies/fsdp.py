@@ -399,10 +399,10 @@ def replace_parameters(optimizer: torch.optim.Optimizer) -> None:
         for old in group["params"]:
             if not isinstance(getattr(old, _SUCCESSOR, old), DTensor):
                 raise UsageError(
-                    f"{kind} has a parameter of shape {list(old.shape)} that does not belong to a"
-                    " prepared model, so optimizer steps would not train that model",
+                    f"{kind} has a parameter of shape {list(old.shape)} that no model had when it"
+                    " was prepared, so optimizer steps would not train it",
                     where="the script's prepare(...)",
-                    fix="pass the model to prepare() together with the optimizer, or before it",
+                    fix="add all layers, then prepare() the model, before or with its optimizer",
                     code=Code.CHANGED_LATE,
                 )
     for group in optimizer.param_groups:

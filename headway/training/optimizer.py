@@ -29,7 +29,8 @@ def note_discarded(progress: Progress, owner: str) -> None:
     if rank_and_size()[0] == 0:
         progress.log_note(
             f"zero_grad() of {owner} discarded the gradients of earlier micro-batches before a step"
-            " used them; fix: call optimizer.zero_grad() after optimizer.step()"
+            " used them; fix: call optimizer.zero_grad() after optimizer.step(); in a GAN, also"
+            " call requires_grad_(False) on these weights for the loss of the other model"
         )
 
 

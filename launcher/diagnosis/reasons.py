@@ -161,8 +161,8 @@ REASONS = (
     _for_crash(
         "no_input",
         lambda crash: crash.kind == "EOFError" and contains(crash.message, NO_INPUT),
-        "only rank 0 can read standard input: pass the value as an argument of the script, or call "
-        "input() under `if accelerator.is_main_process:`",
+        "standard input is at its end, or this is not rank 0, which alone can read it: pass the "
+        "value as an argument, or call input() under `if accelerator.is_main_process:`",
     ),
     _for_crash(
         "module_not_found",

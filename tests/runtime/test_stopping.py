@@ -74,7 +74,7 @@ def test_a_rank_saves_when_it_is_stopped_until_its_handlers_are_released() -> No
 
 
 @pytest.mark.parametrize(
-    ("size", "step"), [(1, "one of the next steps"), (2, "the step that the ranks agree on")]
+    ("size", "step"), [(1, "the next step"), (2, "the next step that all ranks agree on")]
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_break(
@@ -90,7 +90,7 @@ def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_
     signals.trap()
     signal.raise_signal(number)
     signals.release()
-    said = f"{number.name}: saving and stopping after {step}"
+    said = f"{number.name}: requested to save and stop after {step}"
     again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
     assert f"{said}{again}\n" in capfd.readouterr().err
 
