@@ -12,7 +12,6 @@ from itertools import dropwhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, TypeVar
-from weakref import WeakMethod
 
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.folders import (
@@ -242,15 +241,15 @@ class Preemption:
         self._schedule.saved(step)
         if due.schedule(take, is_last=self._request is not StopRequest.NONE):
             atexit.unregister(self._at_end)
-            save_due_at_exit = WeakMethod(self._checkpoints.save_due_at_exit)
-            self._at_end = lambda: (save_due_at_exit() or bool)()
-            atexit.register(self._at_end)
+            self._at_end = self._checkpoints.save_due_at_exit
+            atexit.register(self._at_end)  # also keeps the Accelerator of a function that returned
             return str(named_folder(project, STEP, step))
         return take()
 
     def _save_and_stop(self, project: Path, allow_pickle: bool, wait: bool) -> str:
         must_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
         began_at = time.monotonic()
+        atexit.unregister(self._at_end)
         with self._training.progress.calling("checkpoint"):
             folder = self._save_step(project, step, allow_pickle, wait or must_stop)
         self._schedule.note_cost(time.monotonic() - began_at)
