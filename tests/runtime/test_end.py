@@ -149,7 +149,7 @@ def test_what_ends_the_process_does_so_once_the_last_checkpoint_is_written(
 
 def test_a_checkpoint_that_is_due_at_exit_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = list[Any]()
-    monkeypatch.setattr("atexit.register", hooks.append)
+    monkeypatch.setattr("atexit.register", lambda hook, *_: hooks.append(hook))
     accelerator = (training := Training()).accelerator
     accelerator.resume()
     for _ in training.batches():
