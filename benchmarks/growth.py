@@ -239,6 +239,7 @@ def background(folder: Path, rounds: int) -> list[Row]:
             accelerator.wait_for_checkpoint()
             usual += [step() for _ in range(40)]
             taken[name].append((statistics.median(times), statistics.median(usual)))
+    accelerator.end_training()
     rows = []
     print(f"\n{'a step during a save':<32}{'wall time':>12}{'ratio':>8}")
     for name, pairs in taken.items():

@@ -350,8 +350,8 @@ class Checkpointer:
         if not is_absent(folder) or (is_first and next_number(path)):
             raise CheckpointError(
                 "this run has not loaded the checkpoints of an earlier run, and would replace them",
-                where=str(folder),
-                fix="resume from it with load_state(), use another project_dir, or set"
+                where=str(folder.parent),
+                fix="resume from them with load_state(), use another project_dir, or set"
                 " accelerator.project_configuration.iteration",
                 code=Code.CHECKPOINT_EXISTS,
             )

@@ -121,7 +121,7 @@ def write_prepared(
 ) -> None:
     """Write and commit a checkpoint; a collective call, which raises on all ranks or on none.
 
-    `group` is the process group to use; None is the default group. `pause` is called after each
+    `group` is the process group to use; None is the default group. `pause` is called twice per
     tensor.
     """
     rank, size = rank_and_size()

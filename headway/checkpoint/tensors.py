@@ -86,7 +86,7 @@ def save_tensors(
     """Write tensors to a new folder; a collective call. Names may differ between ranks.
 
     The lowest rank that passes a tensor writes it; each rank writes its own part of a DTensor.
-    `pause` is called after each tensor.
+    `pause` is called when torch flushes the file, which is twice per tensor.
 
     Returns the CRC-32 of each file that this rank has written, including the indexes on rank 0; the
     files may not be flushed to disk yet.

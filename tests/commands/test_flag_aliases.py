@@ -37,6 +37,7 @@ def refused(*words: str) -> tuple[str, str]:
         ("--standalone", "remove it"),
         ("--rdzv_backend=c10d", "remove it"),
         ("--dynamo_backend no", "pass Accelerator(dynamo_backend=NAME) in the script"),
+        ("--dynamo 2", OF_SCRIPT),
         ("--multi-cpu", "pass --cpu"),
         ("--use_fsdp", "pass --strategy fsdp"),
         ("--config_file a.yaml", "pass --profile NAME, after `headway config import FILE`"),

@@ -93,8 +93,7 @@ MISSING = {
     "nope.py": "check the path; run a module with -m",
     "--wait=600 nope.py": "check the path; run a module with -m",
     "--wait 10m nope.py": "check the path; pass a value of --wait after '=': --wait=S",
-    "--num-processes -m nope": "check the path; run a module with -m; '-m' was read as the value of"
-    " --num-processes",
+    "--set -m nope": "check the path; run a module with -m; '-m' was read as the value of --set",
 }
 
 
