@@ -312,7 +312,7 @@ def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> Non
     training = Training()
     accelerator = training.accelerator
     before = [p.detach().clone() for p in training.model.parameters()]
-    with pytest.raises(CheckpointError, match="it has|cannot be read") as caught:
+    with pytest.raises(CheckpointError, match=r"it has|cannot be read") as caught:
         accelerator.resume()
     assert str(newest / "trackers.json") in str(caught.value)
     assert all(map(torch.equal, before, training.model.parameters())), "nothing has changed"
