@@ -55,8 +55,9 @@ svg text{font:11px system-ui,sans-serif;fill:currentColor}
 def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -> str:
     """Return the page of a run, with the changes since `good`, the last successful run."""
     start = record.start
+    kind = "good" if record.has_succeeded else "bad" if record.end is not None else ""
     parts = [
-        f"<h1>{_text(start.program)}: {_verdict(record)}</h1>",
+        f'<h1>{_text(start.program)}: <span class="{kind}">{_text(outcome(record))}</span></h1>',
         _table(
             ("run", record.name),
             ("began", f"{when(start.began_at)}, took {duration(record)}"),
@@ -92,11 +93,6 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
 def _text(text: object) -> str:
     """Escape a record's text for HTML, including control characters."""
     return escape("\n".join(map(shown, str(text).split("\n"))))
-
-
-def _verdict(record: RunRecord) -> str:
-    kind = "good" if record.has_succeeded else "bad" if record.end is not None else ""
-    return f'<span class="{kind}">{_text(outcome(record))}</span>'
 
 
 def _ranks(record: RunRecord) -> str:

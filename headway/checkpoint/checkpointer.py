@@ -32,6 +32,7 @@ from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
+from headway.ipc.run_contract import is_restart
 from headway.ipc.stderr import log, log_once, named
 from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
@@ -237,7 +238,9 @@ class Checkpointer:
             given = self._folder_to_load(input_dir)
             # rank 0's folder, as in save_state: some scripts create a temporary folder on each rank
             folder = Path(on_rank_0(lambda: str(given)))
-            loaded = load_checkpoint(folder, shard_like(self.training))
+            # after a restart, this launch's own checkpoints are still in the page cache
+            launched_at = self._began_at if is_restart() else 0.0
+            loaded = load_checkpoint(folder, shard_like(self.training), launched_at=launched_at)
             parts = parts_of(self.training)
             checkpoint = SavedState(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)

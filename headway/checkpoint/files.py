@@ -173,7 +173,9 @@ def save_weights(
     state = without_shared_memory(original_names(state_dict))
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     shards = _shards(state, limit)
-    names = [name] if len(shards) == 1 else _numbered(name, len(shards))
+    (stem, suffix), of = name.rsplit(".", 1), len(shards)
+    numbered = [f"{stem}-{number:05}-of-{of:05}.{suffix}" for number in range(1, of + 1)]
+    names = [name] if of == 1 else numbered
     index = [f"{name}.index.json"] if len(shards) > 1 else []
     if not writes:
         for shard in shards:
@@ -258,11 +260,6 @@ def _shards(state: Mapping[str, Any], limit: int) -> list[list[str]]:
             room = limit - size
         shards[-1].append(name)
     return shards
-
-
-def _numbered(name: str, count: int) -> list[str]:
-    stem, suffix = name.rsplit(".", 1)
-    return [f"{stem}-{number:05}-of-{count:05}.{suffix}" for number in range(1, count + 1)]
 
 
 def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:

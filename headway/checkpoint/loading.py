@@ -31,15 +31,21 @@ class Loaded(NamedTuple):
 Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
 
 
-def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Loaded:
+def load_checkpoint(
+    folder: Path,
+    like: Like = lambda _, saved, __: saved,
+    *,
+    launched_at: float = 0.0,
+) -> Loaded:
     """Verify and read a checkpoint; a collective call, which raises on all ranks or on none.
 
     `like` takes a saved tensor's name, its meta tensor, and whether it was a DTensor. It returns a
-    tensor with the shape, dtype and placements to load. Plain tensors are loaded on the CPU.
+    tensor with the shape, dtype and placements to load. Plain tensors are loaded on the CPU. For
+    `launched_at`, see `verify`.
     """
     rank, _ = rank_and_size()
     on_rank_0(lambda: recover(folder))
-    manifest = on_rank_0(lambda: verify(folder))
+    manifest = on_rank_0(lambda: verify(folder, launched_at=launched_at))
 
     def require_unchanged() -> None:
         exists = not is_absent(folder / NAME)

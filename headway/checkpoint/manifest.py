@@ -168,14 +168,15 @@ def read_json(path: Path) -> Any:
         raise unusable(f"the checkpoint cannot be read: {error}", path) from None
 
 
-def verify(folder: Path) -> Manifest:
+def verify(folder: Path, *, launched_at: float = 0.0) -> Manifest:
     """Verify that all files of a checkpoint exist and are unchanged; return its manifest.
 
-    If another process replaces the checkpoint in the meantime, the new checkpoint is verified.
+    If the launch that started at `launched_at` saved the checkpoint, only sizes are compared. If
+    another process replaces the checkpoint in the meantime, the new checkpoint is verified.
     """
     for _ in range(_MAX_ATTEMPTS):
         manifest = read_manifest(folder)
-        damage = _find_damage(folder, manifest)
+        damage = _find_damage(folder, manifest, launched_at)
         if damage is None:
             return manifest
         if read_manifest(folder) == manifest:
@@ -188,28 +189,21 @@ def verify(folder: Path) -> Manifest:
     )
 
 
-def _find_damage(folder: Path, manifest: Manifest) -> CheckpointError | None:
+def _find_damage(folder: Path, manifest: Manifest, launched_at: float) -> CheckpointError | None:
+    only_sizes = launched_at and manifest.launched_at == launched_at
     for file in manifest.files:
         path = folder / file.path
         try:
-            problem = _difference(folder, file)
+            with open_regular(path) as handle:
+                if (size := os.fstat(handle).st_size) != file.size:
+                    return _damaged(path, f"it has {size} bytes instead of {file.size}")
+                if not only_sizes and _describe(file.path, handle) != file:
+                    return _damaged(path, _CHECKSUM_MISMATCH)
         except PermissionError as error:
             return _permission_error(path, error)
         except OSError as error:
-            problem = error.strerror or str(error)
-        if problem:
-            return _damaged(path, problem)
+            return _damaged(path, error.strerror or str(error))
     return None
-
-
-def _difference(folder: Path, file: File) -> str:
-    """Describe how a file differs from the manifest; return an empty string if it is unchanged."""
-    with open_regular(folder / file.path) as handle:
-        size = os.fstat(handle).st_size
-        if size != file.size:
-            return f"it has {size} bytes instead of {file.size}"
-        found = _describe(file.path, handle)
-    return "" if found == file else _CHECKSUM_MISMATCH
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:

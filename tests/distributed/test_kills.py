@@ -86,18 +86,13 @@ import psutil
 for _ in range(30):
     subprocess.run(["sh", "-c", "sleep 0 &"], check=True)
 subprocess.run(["sh", "-c", "sleep 300 &"], check=True)  # the adopted ones are there by now
-adopter = psutil.Process(os.getppid())
-def is_zombie(process):
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it was reaped meanwhile
-        return False
-deadline = time.monotonic() + 100
-while any(map(is_zombie, adopter.children())):
-    if time.monotonic() > deadline:
-        sys.exit("zombies are left")
+def is_adopted(process):
+    return process.info["ppid"] == os.getppid()
+while adopted := [*filter(is_adopted, psutil.process_iter(["name", "ppid", "status"]))]:
+    if not any(one.info["status"] == psutil.STATUS_ZOMBIE for one in adopted):
+        break
     time.sleep(0.05)
-[left] = [one for one in adopter.children() if one.name() == "sleep"]
+[left] = [one for one in adopted if one.info["name"] == "sleep"]
 left.kill()
 """
 
@@ -251,8 +246,8 @@ def test_a_launch_that_is_pid_1_ends_by_sigterm_and_reaps_orphans(count: str) ->
     [init] = psutil.Process(process.pid).children()
 
     def has_zombies() -> bool:
-        below = init.children(recursive=True)
-        return any(process.status() == psutil.STATUS_ZOMBIE for process in below)
+        zombies = (one for one in psutil.process_iter(["status"]) if one.info["status"] == "zombie")
+        return not {*init.children(recursive=True)}.isdisjoint(zombies)
 
     wait_until(lambda: not has_zombies(), process)
     init.send_signal(signal.SIGTERM)

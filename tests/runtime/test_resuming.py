@@ -326,9 +326,9 @@ def test_a_checkpoint_that_another_run_removes_meanwhile_is_not_to_be_moved_away
     accelerator = Training().accelerator
     load = loading.load_checkpoint
 
-    def removed(*words: Any) -> Any:
+    def removed(*words: Any, **named: Any) -> Any:
         folders.remove(newest)
-        return load(*words)
+        return load(*words, **named)
 
     monkeypatch.setattr(loading, "load_checkpoint", removed)
     with pytest.raises(CheckpointError) as caught:
@@ -384,6 +384,11 @@ def test_restarted_ranks_go_on_from_what_their_job_has_saved(
         training.train_to(last, run, every=every)
     for began_at, last in ((ahead, 4), (behind, 6)):
         assert restarted(began_at).accelerator.resume().step == last
+    changed = CHECKPOINTS / "step_00000006" / RECORD_FILE
+    changed.write_bytes(changed.read_bytes().replace(b"0", b"1", 1))
+    assert restarted(behind).accelerator.resume().step == 6, "only sizes are compared"
+    with pytest.raises(CheckpointError, match="checksum"):  # another launch saved it
+        restarted(ahead).accelerator.load_state(changed.parent)
     (CHECKPOINTS / "step_00000006" / NAME).write_text("{}")
     with pytest.raises(CheckpointError, match="step_00000006"):
         restarted(behind).accelerator.resume()

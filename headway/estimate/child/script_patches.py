@@ -187,7 +187,7 @@ def patch_loading(note: Note) -> None:
     def skip(*_: Any, **__: Any) -> None:
         note(_LOADED)
 
-    def load_checkpoint(folder: Path, like: Any = None) -> None:
+    def load_checkpoint(folder: Path, like: Any = None, **_: Any) -> None:
         read_manifest(folder)
         note(_LOADED)
 
