@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -140,7 +141,8 @@ def outcome(record: RunRecord) -> str:
     code = record.end.exit_code
     if code is None:
         return "code unknown"
-    return _NAMED.get(code, f"exit code {code}")
+    name = {each + 128: f" ({each.name})" for each in signal.Signals}.get(code, "")
+    return _NAMED.get(code, f"exit code {code}{name}")
 
 
 def duration(record: RunRecord) -> str:

@@ -122,7 +122,9 @@ def commit(pending: Path, target: Path) -> None:
     with _writing(what, target, "save to another folder"):
         for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
             flush_to_disk(Path(parent))
-        pending.chmod(0o777 & ~_umask())  # the permissions that a new folder would have
+        mask = os.umask(0o077)
+        os.umask(mask)
+        pending.chmod(0o777 & ~mask)  # the permissions that a new folder would have
         _rename(pending, target)
 
 
@@ -517,9 +519,3 @@ def _temporary_path(target: Path, kind: str) -> Path:
 def _siblings(target: Path, kind: str) -> list[Path]:
     start = f".{kind}-{target.name}"
     return [path for path in leftovers_in(target.parent) if path.name.rpartition("-")[0] == start]
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

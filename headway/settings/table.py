@@ -167,6 +167,7 @@ class Settings:
         AUTO,
         "host name or IP address of machine 0, without a port (auto: from the cluster's variables)",
         metavar="HOST",
+        example="HOST",
         applies_to="machines",
     )
     main_port: Setting[int | None] = Setting(
