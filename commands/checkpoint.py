@@ -111,7 +111,7 @@ def _checkpoints_in(folder: Path) -> list[Path]:
 def _list(folder: Path) -> int:
     found = listed_in(folder)
     head = ("checkpoint", "state", "step", "epoch", "ranks", "size", "saved")
-    rows = [(shown(item.path.name), item.state.value, *_cells(item.manifest)) for item in found]
+    rows = [(shown(item.path.name), item.state, *_cells(item.manifest)) for item in found]
     print_table(head, rows)
     if not found:
         log(f"no checkpoints in {shown(str(folder))}")

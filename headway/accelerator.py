@@ -1135,7 +1135,7 @@ class Accelerator(Process):
             ends.callback(self.parts.tracking.finish)
             ends.callback(self.parts.preemption.release)
             self.parts.checkpoints.close()
-        process_record.mark_trained()
+        process_record.mark_ended()
 
     if not TYPE_CHECKING:  # type checkers must report missing members
 

@@ -167,7 +167,8 @@ def fail_at_exit(error: Exception) -> None:
     if isinstance(error, HeadwayError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _exit_with(error.exit_code)
-    traceback.print_exception(error)
+    if getattr(sys, "last_type", None) is None:  # usually, another rank has caused both errors
+        traceback.print_exception(error)
     _exit_with(1)
 
 

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.hooks import RemovableHandle
 
-from headway.checkpoint.folders import (
-    FOLDER,
-    LOCK,
-    NUMBERED,
-    ProjectLock,
-    SaveTimes,
-    lock_project,
-    named_folder,
-    newest_in,
-    next_number,
-    prune,
-)
+from headway.checkpoint import folders
 from headway.checkpoint.schedule import RECORD_FILE, Schedule
 from headway.distributed.call_barrier import call_barrier
 from headway.distributed.nested import checksum_of
@@ -33,7 +22,7 @@ from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
 from headway.ipc.run_contract import is_restart
-from headway.ipc.stderr import log, log_once, named
+from headway.ipc.stderr import log_once, named
 from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
@@ -80,10 +69,10 @@ class Checkpointer:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self._lock = ProjectLock(None)  # of the project; rank 0 only
+        self._lock = folders.ProjectLock(None)  # of the project; rank 0 only
         self._began_at, self._runs = began_at, runs
         self._began_in = _working_folder()
-        self._times = SaveTimes()
+        self._times = folders.SaveTimes()
         self.schedule = Schedule()
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -96,7 +85,7 @@ class Checkpointer:
         """Save a checkpoint and return its folder, which appears once all files are written."""
         target = self._next_folder(output_dir)
         project = self.project
-        name = NUMBERED if project.automatic_checkpoint_naming else None
+        name = folders.NUMBERED if project.automatic_checkpoint_naming else None
         with self.training.progress.calling("save_state"):
             require_group("save_state(...)")
             call_barrier("save_state(...)")
@@ -127,7 +116,7 @@ class Checkpointer:
         def then() -> None:
             training.progress.note_output_path(CHECKPOINTS, str(parent))
             if name is not None and keep is not None:
-                prune(parent, keep, name)
+                folders.prune(parent, keep, name)
 
         training, parent = self.training, target.absolute().parent
         require_equal(training, "a checkpoint")
@@ -220,7 +209,7 @@ class Checkpointer:
             if self._background is not None:
                 self._background.close()
         finally:
-            lock, self._lock = self._lock, ProjectLock(None)
+            lock, self._lock = self._lock, folders.ProjectLock(None)
             if lock.fd is not None:
                 os.close(lock.fd)
 
@@ -254,7 +243,9 @@ class Checkpointer:
         project = self.project
         if project.automatic_checkpoint_naming:
             named_in = self.project_folder("load_state")
-            project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
+            project.iteration = max(
+                project.iteration, on_rank_0(lambda: folders.next_number(named_in))
+            )
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Include these objects' state on rank 0 in checkpoints, and restore it on all ranks."""
@@ -309,16 +300,16 @@ class Checkpointer:
         return weights
 
     def lock_checkpoints(self, project: Path) -> bool:
-        """Lock the checkpoints of `project`; on failure, log once and return False."""
-        if self._lock == ProjectLock(None):
-            self._lock = lock = lock_project(project)
+        """Lock the checkpoints of `project`; on failure, log once, retry at the next call."""
+        if self._lock.fd is None:  # the other run may have ended
+            self._lock = lock = folders.lock_project(project)
             if lock.problem:
-                log(
-                    f"note: {project / LOCK} cannot be locked: {lock.problem}; another run that"
-                    " saves to this project and removes its checkpoints will not be detected"
+                log_once(
+                    f"note: {project / folders.LOCK} cannot be locked: {lock.problem}; another run"
+                    " that saves to this project and removes its checkpoints will not be detected"
                 )
             if lock.holder:
-                log(
+                log_once(
                     f"note: another run also saves to {project} ({lock.holder}), and each run"
                     " removes the other's checkpoints; use a separate project_dir for each run"
                 )
@@ -348,9 +339,9 @@ class Checkpointer:
         if not self.project.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
         path, project = self.project_folder("save_state"), self.project
-        folder = named_folder(path, NUMBERED, project.iteration)
+        folder = folders.named_folder(path, folders.NUMBERED, project.iteration)
         is_first = project.iteration == 0 and not self.has_state
-        if not is_absent(folder) or (is_first and next_number(path)):
+        if not is_absent(folder) or (is_first and folders.next_number(path)):
             raise CheckpointError(
                 "this run has not loaded the checkpoints of an earlier run, and would replace them",
                 where=str(folder.parent),
@@ -365,8 +356,8 @@ class Checkpointer:
             return _given(input_dir, "load_state")
         from headway.checkpoint.saving import on_rank_0
 
-        parent = self.project_folder("load_state") / FOLDER
-        newest = on_rank_0(lambda: newest_in(parent))
+        parent = self.project_folder("load_state") / folders.FOLDER
+        newest = on_rank_0(lambda: folders.newest_in(parent))
         if newest is None:
             raise CheckpointError(
                 "no checkpoint found",

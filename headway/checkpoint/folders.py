@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,15 +52,8 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
 
-class Checkpoint(NamedTuple):
-    """A committed checkpoint, whose files may be damaged."""
-
-    path: Path
-    manifest: Manifest
-
-
 class Candidate(NamedTuple):
-    """A checkpoint to resume from, whose files may be damaged."""
+    """A committed checkpoint, whose files may be damaged."""
 
     saved_at: float  # seconds since 1970; the folder's mtime if the manifest is unreadable
     path: Path
@@ -277,13 +269,12 @@ def next_number(project: Path) -> int:
     return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
-def checkpoints_in(folder: Path) -> list[Checkpoint]:
+def checkpoints_in(folder: Path) -> list[Candidate]:
     """Return the folder's committed checkpoints that have a readable manifest, newest last."""
-    found = candidates_in(folder)
-    return [Checkpoint(item.path, item.manifest) for item in found if item.manifest is not None]
+    return [found for found in candidates_in(folder) if found.manifest is not None]
 
 
-def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
+def own_checkpoints_in(folder: Path) -> list[Candidate]:
     """Return the committed checkpoints in a folder, except symbolic links."""
     return [checkpoint for checkpoint in checkpoints_in(folder) if not checkpoint.path.is_symlink()]
 
@@ -303,8 +294,8 @@ class SaveTimes:
         for place in {folder, folder.parent if folder.name == FOLDER else folder / FOLDER}:
             if place not in self._seen:
                 self._seen.add(place)
-                found = [checkpoint.manifest.saved_at for checkpoint in checkpoints_in(place)]
-                self._newest = max([self._newest, *found])
+                found = (checkpoint.saved_at for checkpoint in checkpoints_in(place))
+                self._newest = max(self._newest, *found, 0.0)
         self._newest = max(time.time(), self._newest + 1e-3)
         return self._newest
 
@@ -464,23 +455,15 @@ def remove_leftovers(project: Path) -> None:
         log(f"note: cannot remove the leftovers of an interrupted save: {shown(str(left[0]))}")
 
 
-class SaveStatus(str, Enum):
-    """A checkpoint's state, based on its manifest and file sizes; checksums are not verified.
-
-    INCOMPLETE: files are missing or have the wrong size, or the save has not finished. UNREADABLE:
-    the manifest or a file cannot be read; `headway checkpoint verify` reports the reason.
-    """
-
-    COMPLETE = "complete"
-    INCOMPLETE = "incomplete"
-    UNREADABLE = "unreadable"
+COMPLETE, INCOMPLETE, UNREADABLE = "complete", "incomplete", "unreadable"
+"""States of a checkpoint by its manifest and the sizes of its files; see `_inspect`."""
 
 
 class ListedCheckpoint(NamedTuple):
     """A checkpoint, or the folder that an interrupted save has left behind."""
 
     path: Path
-    state: SaveStatus
+    state: str
     manifest: Manifest | None  # None if missing or unreadable
 
 
@@ -488,18 +471,18 @@ def listed_in(folder: Path) -> list[ListedCheckpoint]:
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [
         *(_inspect(candidate.path) for candidate in candidates_in(folder)),
-        *(ListedCheckpoint(path, SaveStatus.INCOMPLETE, None) for path in left),
+        *(ListedCheckpoint(path, INCOMPLETE, None) for path in left),
     ]
 
 
 def _inspect(path: Path) -> ListedCheckpoint:
+    """`headway checkpoint verify` reports why a checkpoint cannot be read."""
     try:
         manifest = read_manifest(path)
         is_complete = all(_is_file_of_size(path / file.path, file.size) for file in manifest.files)
     except (CheckpointError, OSError):
-        return ListedCheckpoint(path, SaveStatus.UNREADABLE, None)
-    status = SaveStatus.COMPLETE if is_complete else SaveStatus.INCOMPLETE
-    return ListedCheckpoint(path, status, manifest)
+        return ListedCheckpoint(path, UNREADABLE, None)
+    return ListedCheckpoint(path, COMPLETE if is_complete else INCOMPLETE, manifest)
 
 
 def _is_file_of_size(path: Path, size: int) -> bool:

@@ -44,8 +44,12 @@ def load_checkpoint(
     `launched_at`, see `verify`.
     """
     rank, _ = rank_and_size()
-    on_rank_0(lambda: recover(folder))
-    manifest = on_rank_0(lambda: verify(folder, launched_at=launched_at))
+
+    def recovered() -> Manifest:
+        recover(folder)
+        return verify(folder, launched_at=launched_at)
+
+    manifest = on_rank_0(recovered)
 
     def require_unchanged() -> None:
         exists = not is_absent(folder / NAME)

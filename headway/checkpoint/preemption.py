@@ -28,6 +28,7 @@ from headway.checkpoint.schedule import RECORD_FILE, Interval, TrainingRecord, i
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.call_barrier import call_barrier
 from headway.errors import CheckpointError, Code, Problem, UsageError
+from headway.history import process_record
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
@@ -193,8 +194,7 @@ class Preemption:
         from headway.checkpoint.saving import on_rank_0
 
         try:
-            runs = on_rank_0(lambda: _read_file(TrackedRuns, path / RUNS_FILE))
-            record = on_rank_0(lambda: _read_file(TrainingRecord, path / RECORD_FILE))
+            runs, record = on_rank_0(lambda: _read_records(path))
             self._checkpoints.load_state(path, allow_pickle=allow_pickle)
         except CheckpointError as error:
             _explain_damage(error, path, project)
@@ -217,8 +217,8 @@ class Preemption:
     ) -> str | None:
         if self._exit_code is not None:  # the script has caught SystemExit
             raise SystemExit(self._exit_code)
-        project = self._checkpoints.project_folder("checkpoint")
         if self._signals is None:
+            self._checkpoints.project_folder("checkpoint")  # raises an error if there is none
             call_barrier("checkpoint(...)")
             self._trap_signals()
         if every is not None and self._training.accumulation.is_open:
@@ -237,21 +237,21 @@ class Preemption:
         is_due, due = self._is_due(step), self._training.run.checkpoint
         if not (is_due or self._request is not StopRequest.NONE or due.action is not None):
             return None
-        take = partial(self._save_and_stop, project, allow_pickle, wait)
+        take = partial(self._save_and_stop, allow_pickle, wait)
         self._schedule.saved(step)
         if due.schedule(take, is_last=self._request is not StopRequest.NONE):
             atexit.unregister(self._at_end)
             self._at_end = self._checkpoints.save_due_at_exit
             atexit.register(self._at_end)  # also keeps the Accelerator of a function that returned
-            return str(named_folder(project, STEP, step))
+            return str(named_folder(self._checkpoints.project_folder("checkpoint"), STEP, step))
         return take()
 
-    def _save_and_stop(self, project: Path, allow_pickle: bool, wait: bool) -> str:
+    def _save_and_stop(self, allow_pickle: bool, wait: bool) -> str:
         must_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
         began_at = time.monotonic()
         atexit.unregister(self._at_end)
         with self._training.progress.calling("checkpoint"):
-            folder = self._save_step(project, step, allow_pickle, wait or must_stop)
+            folder = self._save_step(step, allow_pickle, wait or must_stop)
         self._schedule.note_cost(time.monotonic() - began_at)
         if must_stop:
             self._exit(folder, step)
@@ -270,7 +270,8 @@ class Preemption:
         schedule.schedule_check(interval, step, self._by_steps.next_at)
         return is_due
 
-    def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
+    def _save_step(self, step: int, allow_pickle: bool, wait: bool) -> str:
+        project = self._checkpoints.project_folder("checkpoint")
         folder = named_folder(project, STEP, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
@@ -320,6 +321,7 @@ class Preemption:
         self._report = bool
         signals.leave()
         self._end()
+        process_record.mark_ended(self._exit_code)
         raise SystemExit(self._exit_code)
 
     def _resume_hint(self) -> str:
@@ -429,7 +431,11 @@ def _select_checkpoint(
     return str(complete), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
 
 
-def _read_file(kind: type[T], path: Path) -> T:
+def _read_records(folder: Path) -> tuple[TrackedRuns, TrainingRecord]:
+    return _read(TrackedRuns, folder / RUNS_FILE), _read(TrainingRecord, folder / RECORD_FILE)
+
+
+def _read(kind: type[T], path: Path) -> T:
     """Return the content of a checkpoint's file, whose checksum is not verified."""
     content = read_json(path)
     try:

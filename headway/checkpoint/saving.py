@@ -94,11 +94,12 @@ def prepare_checkpoint(
     `then` once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
-    name = on_rank_0(lambda: create_pending(target).name)
-    # absolute, because a hook or the script may change the working directory
-    target = agree(target.absolute)
-    pending = target.with_name(name)
+    pending = target.with_name(on_rank_0(lambda: create_pending(target).name))
     tensors: dict[str, torch.Tensor] = {}
+
+    def shared_target() -> Path:
+        require_shared(pending)
+        return target.absolute()  # a hook or the script may change the working directory
 
     def encoded() -> tuple[Any, Any]:
         saved = state(pending)
@@ -106,7 +107,8 @@ def prepare_checkpoint(
         return shared, encode(dict(saved.own), prefix_of(rank), tensors)
 
     with remove_on_failure(pending):
-        agree(lambda: require_shared(pending))
+        target = agree(shared_target)
+        pending = target.with_name(pending.name)
         shared, own = agree(encoded)
     written = {  # by rank 0 only, if all ranks share a plain tensor
         name: tensor
@@ -182,46 +184,50 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
     If `step` fails on any rank, all ranks raise a CheckpointError with the first failure's cause.
     """
-    result: T | None = None
-    failed = None
-    try:
-        result = step()
-    except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
-        failed = _error_fields(error)
-    for what, where, fix, code in filter(None, _gather(failed, group)):
-        raise CheckpointError(what, where=where, fix=fix, code=code, is_of_all_ranks=True)
-    return result  # type: ignore[return-value]
+    result, failed = attempt(step)
+    for problem in filter(None, _gather(failed, group)):
+        raise CheckpointError(**problem, is_of_all_ranks=True)
+    return cast(T, result)
 
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on rank 0, and return its result or raise its error on every rank."""
-    result = agree(lambda: step() if rank_and_size()[0] == 0 else None, group)
-    return cast(T, _gather(result, group)[0])
+    rank, size = rank_and_size()
+    sent = [attempt(step) if rank == 0 else (None, None)]
+    if size > 1:
+        with process_progress().clock.counting(SYNC) if group is None else nullcontext():
+            dist.broadcast_object_list(sent, src=0, group=group)
+    result, problem = sent[0]
+    if problem is not None:
+        raise CheckpointError(**problem, is_of_all_ranks=True)
+    return cast(T, result)
+
+
+def attempt(step: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
+    try:
+        return step(), None
+    except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
+        return None, _error_fields(error)
 
 
 def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    _, size = rank_and_size()
-    if size == 1:
-        return [value]
-    values: list[Any] = [None] * size
-    is_training = group is None  # else called by the writing thread
-    with process_progress().clock.counting(SYNC) if is_training else nullcontext():
-        dist.all_gather_object(values, value, group=group)
+    values: list[Any] = [value] * rank_and_size()[1]
+    if len(values) > 1:
+        # a group is passed by the writing thread
+        with process_progress().clock.counting(SYNC) if group is None else nullcontext():
+            dist.all_gather_object(values, value, group=group)
     return values
 
 
-def _error_fields(error: Exception) -> tuple[str, str, str, str | None]:
-    """Return an error's fields (what, where, fix, code), which are sent to the other ranks."""
+def _error_fields(error: Exception) -> dict[str, Any]:
+    """Return the arguments of the CheckpointError that all ranks raise for a rank's error."""
     if isinstance(error, HeadwayError):
-        problem = error.problems[0]
-        return problem.what, problem.where, problem.fix, problem.code
-    where = getattr(error, "filename", None)
-    cause = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return (
-        f"the checkpoint failed: {cause}",
-        f"rank {rank_and_size()[0]}" + (f", {where}" if where else ""),
-        fix_of(error)
-        if isinstance(error, OSError)
-        else "correct the code that raises it; older checkpoints are intact",
-        Code.UNWRITABLE,
-    )
+        problem = error.problems[0]._asdict()
+        return {name: problem[name] for name in ("what", "where", "fix", "code")}
+    where, rank = getattr(error, "filename", None), f"rank {rank_and_size()[0]}"
+    cause = f"{type(error).__name__}: {error}"
+    fix = "correct the code that raises it; older checkpoints are intact"
+    if isinstance(error, OSError):
+        cause, fix = str(error.strerror), fix_of(error)
+    what, where = f"the checkpoint failed: {cause}", f"{rank}, {where}" if where else rank
+    return {"what": what, "where": where, "fix": fix, "code": Code.UNWRITABLE}

@@ -171,9 +171,11 @@ class _Buffered(io.BufferedWriter):
         self._pause()
 
     def close(self) -> None:
-        if not self.closed:
-            super().flush()
-        super().close()
+        try:
+            if not self.closed:
+                super().flush()
+        finally:  # otherwise, the interpreter would try to write the rest while it exits
+            super().close()
 
 
 class _Checksummed(io.RawIOBase):

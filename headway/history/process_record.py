@@ -1,8 +1,8 @@
 """Records the step statistics and the exit of a single process that replaced its launcher.
 
 If the launcher's code runs the script, that code records the exit. Otherwise, the Accelerator does
-so at interpreter exit. It knows the exit code only if the script raised an exception or called
-`end_training()`.
+so at interpreter exit. It knows the exit code only if the script raised an exception, called
+`end_training()`, or saved and stopped on request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Process:
         self.series = StatsSeries()
         self.attempts = Attempts(0.0)
         self.has_started = False
-        self.has_trained = False
+        self.exit_code: int | None = None  # None: unknown
         self.has_ended = False
 
 
@@ -62,9 +62,9 @@ def _note(stats: StepStats) -> None:
     _process.attempts.note(0, stats, time.time())
 
 
-def mark_trained() -> None:
-    """Mark training as finished: the run is recorded as successful unless an error follows."""
-    _process.has_trained = True
+def mark_ended(exit_code: int = 0) -> None:
+    """Record this exit code at interpreter exit, unless an error follows."""
+    _process.exit_code = exit_code
 
 
 def _record_python_exit(progress: Progress) -> None:
@@ -75,7 +75,7 @@ def _record_python_exit(progress: Progress) -> None:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         record_exit(code, "".join(traceback.format_exception(error)), progress)
     else:
-        record_exit(0 if _process.has_trained else None, "", progress)
+        record_exit(_process.exit_code, "", progress)
 
 
 def record_exit(code: int | None, report: str, progress: Progress) -> None:

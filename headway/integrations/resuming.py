@@ -25,6 +25,7 @@ import torch.distributed as dist
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, Code
+from headway.history import process_record
 from headway.ipc.paths import is_absent, write_atomic
 from headway.ipc.progress import process_progress
 from headway.ipc.records import PROJECT
@@ -227,7 +228,9 @@ class TrainerPreemption:
         log_stopped(self.request, step, saved, hint)
         self._signals.leave()
         self._has_exited = True
-        raise SystemExit(self._signals.exit_code(self.request))
+        code = self._signals.exit_code(self.request)
+        process_record.mark_ended(code)
+        raise SystemExit(code)
 
     def release(self) -> None:
         if self._has_exited:

@@ -52,11 +52,10 @@ def problem_in(folder: Path, at_least: int) -> str:
         if path.name.startswith(".old-"):
             recover(folder / path.name.removeprefix(".old-")[:-9])
     found = checkpoints_in(folder)
-    steps = [item.manifest.step for item in found]
+    steps = [verify(item.path).step for item in found]
     if not found or steps[-1] < at_least:
         return f"lost: {steps}, not {at_least}"
     for checkpoint, step in zip(found, steps, strict=True):
-        verify(checkpoint.path)
         texts = [path.read_text() for path in checkpoint.path.glob("hook_*.txt")]
         saved = SavedTensors(checkpoint.path / TENSORS)
         tensors = saved.load(saved.meta_tensors)

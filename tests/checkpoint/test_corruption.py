@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import pickle
@@ -17,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway import Accelerator  # noqa: E402
-from headway.checkpoint.folders import SaveStatus, leftovers_in, listed_in  # noqa: E402
+from headway.checkpoint.folders import COMPLETE, UNREADABLE, leftovers_in, listed_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint, weights_in  # noqa: E402
 from headway.checkpoint.manifest import NAME, verify  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
@@ -260,10 +262,16 @@ def refused(folder: Path) -> CheckpointError:
     return caught.value
 
 
+def num_open_writers() -> int:
+    found = [one for one in gc.get_objects() if isinstance(one, io.BufferedWriter)]
+    return sum(not one.closed for one in found)
+
+
 def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_cause(
     tmp_path: Path,
 ) -> None:
     Trained(1).accelerator.save_state(tmp_path / "a")
+    before = num_open_writers()
     largest = max(file.size for file in verify(tmp_path / "a").files)
     for part in range(20):
         with no_file_above(largest * part // 20):
@@ -271,6 +279,7 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
         assert os.strerror(27) in problem.what  # EFBIG
         assert "ulimit -f" in problem.fix
         assert ".tmp-a-" in problem.where
+        assert num_open_writers() == before  # the interpreter would write the rest as it exits
     Trained(2).accelerator.save_state(tmp_path / "a")
     assert verify(tmp_path / "a").step == 2
 
@@ -279,9 +288,9 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
 
 
 STATES = {
-    "manifest.json": SaveStatus.UNREADABLE,
-    "tensors": SaveStatus.UNREADABLE,
-    "values.json": SaveStatus.COMPLETE,  # its size is right
+    "manifest.json": UNREADABLE,
+    "tensors": UNREADABLE,
+    "values.json": COMPLETE,  # its size is right
 }
 CLOSED = {"manifest.json": "manifest.json", "tensors": "tensors/", "values.json": "values.json"}
 
@@ -301,7 +310,7 @@ def test_a_checkpoint_that_this_user_may_not_read_is_named_as_closed_and_not_pas
         assert f"checkpoint_2/{CLOSED[closed]}" in str(caught.value)
         assert "damaged" not in str(caught.value)
     states = [entry.state for entry in listed_in(Path("run"))]
-    assert states == [SaveStatus.COMPLETE, STATES[closed]]
+    assert states == [COMPLETE, STATES[closed]]
     (newest / closed).chmod(0o700)
     Path("run").chmod(0)
     with pytest.raises(CheckpointError, match="Permission denied"):

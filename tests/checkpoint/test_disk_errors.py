@@ -79,6 +79,7 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
         assert main(["verify", str(tmp_path)]) == 1
         assert str(newest) in capsys.readouterr().err
         assert train(tmp_path, fall_back=True) == 2
+        assert "skipped: " in capsys.readouterr().err
     assert newest in [entry.path for entry in listed_in(folder)]
 
 
@@ -147,8 +148,10 @@ def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
     assert other.stdout is not None
     assert other.stdout.readline() == b"\n"
     said = f"another run also saves to {tmp_path} (process {other.pid} of "
+    checkpoints = Accelerator(cpu=True, project_dir=tmp_path).parts.checkpoints
     for resumed in (True, False):
         train(Path(), 1)
+        assert checkpoints.lock_checkpoints(tmp_path) != resumed
         assert folders.leftovers_in(live.parent) == ([live] if resumed else [])
         assert capsys.readouterr().err.count(said) == resumed
         if resumed:

@@ -34,7 +34,7 @@ def test_a_saved_checkpoint_is_listed_and_nothing_is_left_beside_it(tmp_path: Pa
     folder = tmp_path / "checkpoints"
     save(folder / "a", step=3)
     save(folder / "a", step=4)
-    assert [checkpoint.manifest.step for checkpoint in checkpoints_in(folder)] == [4]
+    assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(folder)] == [4]
     assert [path.name for path in folder.iterdir()] == ["a"]
     assert (folder / "a").stat().st_mode == folder.stat().st_mode
 
@@ -45,7 +45,7 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
     for number in (9, 10, 11):
         monkeypatch.setattr(time, "time", lambda now=1e9 - number: now)
         save(tmp_path / f"checkpoint_{number}", step=number)
-    assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [9, 10, 11]
+    assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(tmp_path)] == [9, 10, 11]
     times = SaveTimes()
     assert times.next(tmp_path) > 1e9 - 9
     with monkeypatch.context() as patch:  # the first save alone reads manifests
@@ -54,7 +54,7 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         assert prune(tmp_path, 3, "checkpoint_") == {}
     assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
     assert prune(tmp_path, 0) == {}
-    assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [11]
+    assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(tmp_path)] == [11]
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "link", "read-only folder"])
@@ -106,7 +106,7 @@ def test_where_the_name_of_a_checkpoint_does_not_reach_the_disk_the_one_before_i
     with pytest.raises(CheckpointError) as caught:
         save(target, step=2)
     assert str(target) in caught.value.problems[0].where
-    assert [c.manifest.step for c in checkpoints_in(tmp_path)] == [1] * (kind != "new")
+    assert [verify(c.path).step for c in checkpoints_in(tmp_path)] == [1] * (kind != "new")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".old-")]
 
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_removed_in_full_is_no_checkpoint_and_not_said_to_be_gone
         save(tmp_path / f"step_{step:08d}", step=step)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     assert prune(tmp_path, 1) == {tmp_path / "step_00000001": False}
-    assert [checkpoint.manifest.step for checkpoint in checkpoints_in(tmp_path)] == [2]
+    assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(tmp_path)] == [2]
 
 
 # ---------------------------------------------------------------------- two runs at once

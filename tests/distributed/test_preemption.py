@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headway.history.record import read_all
 from tests.distributed.families import process_of_this_test, processes_of_this_test, survivors
 from tests.distributed.launching import on_linux, start
 from tests.waiting import IS_LONG, wait_for_lines, wait_until
@@ -188,6 +189,7 @@ def test_one_process_saves_at_its_time_limit_and_on_ctrl_c_but_not_before_it_ask
     require_saved(interrupt(job, process, interrupted, random.Random()), 130)
     finish(job)
     require_exact(job, 1)
+    assert [run.end and run.end.exit_code for run in read_all()[0]] == [None, 75, 130, 0]
 
 
 def test_a_rank_that_is_killed_while_its_job_stops_is_named_and_nothing_is_left(

@@ -224,7 +224,7 @@ import sys
 from headway.ipc.progress import Progress
 from headway.history import process_record
 process_record.start(Progress())
-if "trained" in sys.argv: process_record.mark_trained()
+if "trained" in sys.argv: process_record.mark_ended()
 if "raises" in sys.argv: raise ValueError("bad data")
 sys.exit(3)
 """

@@ -63,19 +63,24 @@ def test_a_script_that_changes_the_folder_keeps_its_project(
     with monkeypatch.context() as patch:
         patch.chdir(other)
         training.train_to(6, every=3)
+    for _ in training.batches():
+        training.accelerator.checkpoint(every=1)
+    with monkeypatch.context() as patch:
+        patch.chdir(other)
+        training.accelerator.wait_for_checkpoint()
     assert not [*other.iterdir()]
-    assert Training().accelerator.resume().step == 6
+    assert Training().accelerator.resume().step == training.optimizer.step_count
 
 
 def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.MonkeyPatch) -> None:
     training, phases = Training(), []
-    gathered = saving._gather
+    attempt = saving.attempt
 
-    def gather(*words: Any) -> Any:
+    def noted(step: Any) -> Any:
         phases.append(process_progress().phase)
-        return gathered(*words)
+        return attempt(step)
 
-    monkeypatch.setattr(saving, "_gather", gather)
+    monkeypatch.setattr(saving, "attempt", noted)
     accelerator = training.accelerator
     for call in (accelerator.resume, accelerator.checkpoint, lambda: accelerator.should_stop):
         call()
