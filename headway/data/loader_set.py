@@ -197,6 +197,9 @@ class LoaderSet:
         self.attribute()
         self.check_save()
         owner, iteration.is_over = iteration.owner, True
+        is_evaluation = not (torch.is_grad_enabled() or iteration.has_trained)
+        if is_evaluation and iteration.is_exhausted and iteration.start.taken:
+            self.report(_REST)
         self.open.remove(iteration)
         self._closed.append(iteration)
         loops = [other for other in self.open if other.owner is owner and other.rounds]
@@ -364,6 +367,10 @@ _TURNS = (
 _NOT_AT_END = (
     "note: the script trained after save_state() in the same loop body, so a run that resumes from"
     " this checkpoint skips that part of the body. Call save_state() at the end of the body"
+)
+_REST = (
+    "note: an evaluation loop yielded only the batches after the checkpoint's position in the"
+    " epoch. Evaluate a loaded checkpoint with a loader that does not train, or save after an epoch"
 )
 _LAST_BATCH = (
     "note: the checkpoint was saved in the body of a loop's last batch: the epoch is complete, so"

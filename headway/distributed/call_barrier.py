@@ -316,7 +316,7 @@ class _CallBarriers:
         is_in_torch = not (everyone[other].call or everyone[other].has_left)
         return UsageError(
             what,
-            where=everyone[self._rank].place or script_location(),
+            where=everyone[self._rank].place or script_location() or f"rank {self._rank}",
             fix=(_FIX_BACKWARD + _FIX_SHARDED * ("headway.strategies.fsdp" in sys.modules))
             * is_in_torch
             + "run this line on all ranks or on none: move it out of conditions that differ"

@@ -26,6 +26,7 @@ from headway.integrations.resuming import (
 )
 from headway.ipc import signals
 from headway.ipc.run_contract import Ranks, RunContract, read_ranks, read_run
+from headway.ipc.stderr import log_once
 
 _OWN = "headway-step="  # prefix of our checkpoints' names
 _LOSS_EVERY_S = 1.0  # reading it waits for the GPU
@@ -47,6 +48,12 @@ def install(module: ModuleType) -> None:
         run, ranks = read_run(), read_ranks() or Ranks()
         # ranks that Lightning starts itself are not hooked
         is_hooked = run is not None and self.world_size == ranks.world_size
+        if run is not None and self.world_size < ranks.world_size and ranks.rank == 0:
+            log_once(
+                f"note: this Trainer has devices={self.num_devices}, so each of the"
+                f" {ranks.world_size} ranks trains the whole model, and none saves when the job is"
+                f" stopped; fix: Trainer(devices={ranks.local_world_size})"
+            )
         if run is None or not is_hooked or self.fast_dev_run or "://" in self.default_root_dir:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)

@@ -80,7 +80,7 @@ class FSDP(Strategy):
         if isinstance(inner, FSDPModule):
             return model
         units = units_of(inner, self._settings.wrap)
-        _require_not_empty(inner)
+        _require_shardable(inner)
         _require_one_dtype([*units, inner])
         precision.prepare_model(inner)
         if self._settings.activation_checkpointing:
@@ -252,13 +252,17 @@ def _checked_shard_size(world: World, shard_size: int | None) -> int:
     return size
 
 
-def _require_not_empty(model: torch.nn.Module) -> None:
+def _require_shardable(model: torch.nn.Module) -> None:
+    """Raise UsageError for empty parameters, and for hooks, which would not run on shards."""
     for name, parameter in model.named_parameters():
-        if parameter.numel() == 0:
+        hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        if hooks or parameter.numel() == 0:
+            why = "has a hook" if hooks else "is empty"
             raise UsageError(
-                f"the parameter {name} of {type(model).__name__} is empty and cannot be sharded",
+                f"the parameter {name} of {type(model).__name__} {why} and cannot be sharded",
                 where=PREPARE,
-                fix="remove it from the model, or use strategy ddp",
+                fix="use strategy ddp; or remove empty parameters from the model, and change"
+                " gradients after backward() instead of in a hook",
                 code=Code.SHARDING,
             )
 
@@ -374,9 +378,30 @@ def record_successor(old: torch.Tensor, new: torch.Tensor) -> None:
     if old is new or hasattr(old, _SUCCESSOR):
         return  # a tied parameter, already replaced
     new.__dict__.update(old.__dict__)
+    new.register_hook = _refuse_hook  # type: ignore[method-assign]
     setattr(old, _SUCCESSOR, new)
     old.grad = None
     old.data = old.data.new_empty(0)
+    if old.requires_grad:
+        old.register_hook(_refuse_gradient)  # type: ignore[no-untyped-call]
+
+
+def _refuse_hook(_: object) -> NoReturn:
+    raise UsageError(
+        "a hook of a sharded parameter would not run, because the gradient is that of its shards",
+        where="the script's register_hook(...)",
+        fix="change the gradient after backward() instead, or use strategy ddp",
+        code=Code.SHARDING,
+    )
+
+
+def _refuse_gradient(_: torch.Tensor) -> NoReturn:
+    raise UsageError(
+        "the loss depends on parameters that prepare() has replaced with sharded parameters",
+        where="the script's backward(...)",
+        fix="compute it from model.parameters() of the prepared model: parameter.full_tensor()",
+        code=Code.CHANGED_LATE,
+    )
 
 
 _UNSUPPORTED = {  # optimizers that do not support shards

@@ -231,8 +231,11 @@ def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None =
     """Log once, on rank 0, if `weights` are unprepared or, if None, if no model is prepared."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
+        what, fix = "the script trains a model that was not passed to prepare()", _PREPARE
+        if are_prepared(None):
+            what = "an optimizer has weights that are in no prepared model"
+            fix = "create it after all changes to its model, and pass both to prepare()"
         training.progress.log_note(
-            "the script trains a model that was not passed to prepare(): its gradients are"
-            f" not averaged over the {ranks.world_size} ranks, unless the script does this; fix: "
-            + _PREPARE,
+            f"{what}: the gradients are not averaged over the {ranks.world_size} ranks, unless the"
+            f" script does this; fix: {fix}"
         )

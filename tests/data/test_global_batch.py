@@ -50,6 +50,8 @@ def test_loaders_get_the_samples_of_a_micro_batch() -> None:
         assert prepared.total_batch_size == 4
         if not isinstance(loader.dataset, Stream):
             assert len(prepared) == 3
+    ten: Any = range(10)
+    assert accelerator.prepare(DataLoader(ten, batch_size=4)).remainder == 2
 
 
 def test_a_micro_batch_of_all_ranks_can_be_divided_among_them() -> None:

@@ -97,6 +97,8 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
     alone = nn.Linear(2, 2)
     scalar = MLP()
     scalar.scale = nn.Parameter(torch.tensor(1.0))
+    hooked = nn.Linear(2, 2)
+    hooked.weight.register_hook(print)  # type: ignore[no-untyped-call]
     with accelerator.empty_init():
         empty = MLP()
         empty.offset = nn.Parameter(torch.zeros(3))
@@ -147,6 +149,9 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         "sharded and other parameters": mixed,
         "parameters from before, norm": lambda: accelerator.clip_grad_norm_(before, 1.0),
         "parameters from before, value": lambda: accelerator.clip_grad_value_(before, 1.0),
+        "parameters from before, loss": lambda: accelerator.backward(before[0].sum()),
+        "a hook before": lambda: accelerator.prepare(hooked),
+        "a hook after": lambda: next(model.parameters()).register_hook(print),
         "class that is not there": lambda: fsdp(wrap="Blok").prepare(GPT()),
         "shard_size that does not divide": lambda: fsdp(strategy="hsdp", shard_size=5),
         "hsdp without shard_size": lambda: fsdp(strategy="hsdp"),

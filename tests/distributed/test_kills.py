@@ -86,13 +86,12 @@ import psutil
 for _ in range(30):
     subprocess.run(["sh", "-c", "sleep 0 &"], check=True)
 subprocess.run(["sh", "-c", "sleep 300 &"], check=True)  # the adopted ones are there by now
-def is_adopted(process):
-    return process.info["ppid"] == os.getppid()
-while adopted := [*filter(is_adopted, psutil.process_iter(["name", "ppid", "status"]))]:
-    if not any(one.info["status"] == psutil.STATUS_ZOMBIE for one in adopted):
-        break
+def adopted():
+    every = psutil.process_iter(["name", "ppid", "status"])
+    return [one for one in every if one.info["ppid"] == os.getppid()]
+while any(one.info["status"] == psutil.STATUS_ZOMBIE for one in adopted()):
     time.sleep(0.05)
-[left] = [one for one in adopted if one.info["name"] == "sleep"]
+[left] = [one for one in adopted() if one.info["name"] == "sleep"]
 left.kill()
 """
 

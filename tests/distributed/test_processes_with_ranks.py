@@ -22,7 +22,6 @@ from headway.distributed.collectives import DifferentTensors, gather_uneven
 from headway.errors import UsageError
 from headway.state import AcceleratorState, PartialState
 from headway.utils import (
-    DistributedType,
     InitProcessGroupKwargs,
     ProfileKwargs,
     broadcast,
@@ -186,7 +185,7 @@ def test_a_state_made_before_the_accelerator_has_its_ranks() -> None:
 
 @with_ranks(1, 3, long=(2,))
 def test_the_state_s_text_has_the_usual_lines() -> None:
-    kind = f"{DistributedType.NO if WORLD == 1 else DistributedType.MULTI_CPU}"
+    kind = "DistributedType." + ("NO" if WORLD == 1 else "MULTI_CPU")
     kind += "  Backend: gloo" if WORLD > 1 else ""
     assert repr(Accelerator().state).split("\n") == [
         f"Distributed environment: {kind}",

@@ -246,6 +246,12 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
             step(accelerator, optimizer, model(batch).sum())
         accelerator.prepare(torch.utils.data.TensorDataset(DATA), DATA, "text", None)
 
+    def of_another() -> None:
+        accelerator, weights = Accelerator(), [*torch.nn.Linear(1, 1).parameters()]
+        net = accelerator.prepare(Net())
+        optimizer = accelerator.prepare(torch.optim.SGD([*net.parameters(), *weights], lr=0.1))
+        step(accelerator, optimizer, net(DATA).sum())
+
     def as_it_is() -> None:
         Accelerator().prepare([torch.nn.Linear(1, 1)])
 
@@ -256,6 +262,7 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         stderr._logged.clear()
         assert said(partial(forgotten, of)).count("trains a model that was not passed") == is_told
     assert ("trains a model" in str(progress.feature_use.notes)) == is_told
+    assert said(of_another).count("weights that are in no prepared model") == is_told
     assert said(as_it_is).count("returned a list unchanged") == is_told
     stderr._logged.clear()
     assert "note" not in said(all_prepared)
