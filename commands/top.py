@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
         "line of each rank of a launch, until you press q or Ctrl-C. Phases of a "
         "step are shown for scripts that use Accelerator. A single process has no launcher, and "
         "is shown only with `headway launch --supervise`.",
-        usage="headway top [RUN] [--json]",
-        appendix="\nRUN: the process ID of a launch, as in the table (default: the newest)\n",
+        usage="headway top [PID] [--json]",
+        appendix="\nPID: the process ID of a launch, as in the table (default: the newest)\n",
     )
     parser.flag(
         "--json", help="print one JSON object: {runs}, each with {ranks, slowest}; {waiting}"
@@ -123,7 +123,7 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     if word is not None:
         (chosen,) = (run for run in runs if str(run.run.pid) == word)
     elif len(runs) > 1:
-        yield f"showing the ranks of {newest.run.pid}; `headway top RUN` shows another launch"
+        yield f"showing the ranks of {newest.run.pid}; `headway top PID` shows another launch"
     if not chosen.ranks:
         yield _NO_STEP
         return

@@ -94,8 +94,13 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "skypilot": Numbering("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", MACHINE),
     "ranked": Numbering(
         *("a launcher of ranks", "WORLD_SIZE", "RANK"),
-        # torchrun and container hooks set LOCAL_RANK
-        applies=lambda env: {"RANK", "MASTER_ADDR"} <= env.keys() and "LOCAL_RANK" not in env,
+        # torchrun and container hooks set LOCAL_RANK; AzureML also sets NODE_RANK
+        applies=lambda env: (
+            {"RANK", "MASTER_ADDR"} <= env.keys()
+            and (
+                "LOCAL_RANK" not in env or ("NODE_RANK" in env and "TORCHELASTIC_RUN_ID" not in env)
+            )
+        ),
     ),
     "kubernetes": Numbering("an indexed Job", "", "JOB_COMPLETION_INDEX", MACHINE),
     "aws_batch": Numbering(

@@ -230,8 +230,9 @@ def describe_killed(exits: Iterable[RankExit]) -> str:
     if not after_s:
         return ""
     verb, they = ("were", "they") if len(after_s) > 1 else ("was", "it")
-    seconds = f"{max(after_s.values()):.0f} s"
-    why = f"because {they} had not stopped after {seconds} (--grace-period-s)"
+    why = f"because {they} had not stopped after {max(after_s.values()):.0f} s (--grace-period-s)"
+    if max(after_s.values()) < 0.5:
+        why = "at once, because of a second Ctrl-C or --grace-period-s 0"
     return f"; {named([*after_s])} {verb} killed {why}"
 
 

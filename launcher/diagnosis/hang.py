@@ -7,17 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from headway.ipc.records import (
-    CALLED_BY_ALL_RANKS,
-    HEADWAY_GROUP,
-    Crash,
-    CrashSite,
-    Frame,
-    Group,
-    ProgressSnapshot,
-    ScriptEnd,
-    StatusReply,
-)
+from headway.ipc import records
 from headway.ipc.stderr import named, ranges, shown
 from headway.launcher.diagnosis.stacks import (
     ProcessState,
@@ -49,7 +39,7 @@ class NoStack(Enum):
 class Exit(NamedTuple):
     code: int
     is_reported: bool = False  # False after os._exit or a signal
-    at: Frame | None = None  # the sys.exit call
+    at: records.Frame | None = None  # the sys.exit call
 
     def __str__(self) -> str:
         if not self.is_reported:
@@ -63,8 +53,8 @@ class RankStatus(NamedTuple):
     exit: Exit | None = None  # None while the rank is running
     no_stack: NoStack | None = None
     stacks: tuple[Stack, ...] = ()  # of all threads, the main thread first
-    groups: tuple[Group, ...] | None = None  # None: unknown
-    progress: ProgressSnapshot | None = None  # None: the script has no Accelerator
+    groups: tuple[records.Group, ...] | None = None  # None: unknown
+    progress: records.ProgressSnapshot | None = None  # None: the script has no Accelerator
     process: ProcessState | None = None  # the kernel's view, if the rank does not answer
 
     @property
@@ -72,20 +62,20 @@ class RankStatus(NamedTuple):
         return self.exit is not None or self.process is not None
 
     @property
-    def place(self) -> Frame | None:
+    def place(self) -> records.Frame | None:
         return user_frame(self.stacks[0]) if self.stacks else None
 
-    def group(self, name: str) -> Group | None:
+    def group(self, name: str) -> records.Group | None:
         return next((g for g in self.groups or () if g.name == name), None)
 
 
 class RankFacts(NamedTuple):
     rank: int
     code: int | None = None  # exit code; None while the process is running
-    ends: Sequence[Crash | ScriptEnd] = ()  # as reported
-    groups: tuple[Group, ...] | None = None
-    progress: ProgressSnapshot | None = None
-    answer: StatusReply | None = None  # the last answer; None if the channel is closed
+    ends: Sequence[records.Crash | records.ScriptEnd] = ()  # as reported
+    groups: tuple[records.Group, ...] | None = None
+    progress: records.ProgressSnapshot | None = None
+    answer: records.StatusReply | None = None  # the last answer; None if the channel is closed
     process: ProcessState | None = None  # set if the rank does not answer
 
 
@@ -96,8 +86,8 @@ def rank_status(facts: RankFacts) -> RankStatus:
     Python is not waiting for threads.
     """
     status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
-    end = next((end for end in facts.ends if isinstance(end, ScriptEnd)), None)
-    crash = next((end for end in facts.ends if isinstance(end, Crash)), None)
+    end = next((end for end in facts.ends if isinstance(end, records.ScriptEnd)), None)
+    crash = next((end for end in facts.ends if isinstance(end, records.Crash)), None)
     if facts.code is None:
         stacks, no_stack = _stacks_of(facts)
         is_waiting = any(group.first_pending is not None for group in facts.groups or ())
@@ -141,7 +131,7 @@ class Hang(NamedTuple):
     aftermath: str = ""  # a clause that names the killed ranks
     world_size: int = 0  # larger than `statuses` on multi-node runs
     exit_code: int = EXIT_CODE
-    site: CrashSite | None = None  # a restart may help
+    site: records.CrashSite | None = None  # a restart may help
 
     @property
     def cause(self) -> str:
@@ -150,7 +140,7 @@ class Hang(NamedTuple):
     @property
     def fix(self) -> str:
         phases = {status.progress.phase for status in self.statuses if status.progress is not None}
-        calls = phases.intersection(CALLED_BY_ALL_RANKS)
+        calls = phases.intersection(records.CALLED_BY_ALL_RANKS)
         what = "see the stacks"
         if self.world_size > len(self.statuses):
             what = (
@@ -239,18 +229,18 @@ def _find_divergence(name: str, statuses: Sequence[RankStatus]) -> Divergence | 
     members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
     absent = {s.rank: s for s in statuses if s.is_absent and s.rank in members}
     for rank in absent:
-        groups.setdefault(rank, Group(name, None, ()))  # its collectives are unknown
+        groups.setdefault(rank, records.Group(name, None, ()))  # its collectives are unknown
     suffix = _group_suffix(name, members)
     return _find_mismatch(groups, suffix) or _find_missing(groups, absent, suffix)
 
 
 def _group_suffix(name: str, members: Sequence[int] | None) -> str:
-    if name in ("0", HEADWAY_GROUP):
+    if name in ("0", records.HEADWAY_GROUP):
         return ""
     return f" of group {name}" + (f" (ranks {ranges(members)})" if members else "")
 
 
-def _find_mismatch(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
+def _find_mismatch(groups: Mapping[int, records.Group], suffix: str) -> Divergence | None:
     for number in sorted({call.number for group in groups.values() for call in group.collectives}):
         ranks_by_collective: dict[str, list[int]] = {}
         for rank, group in sorted(groups.items()):
@@ -273,7 +263,7 @@ def _find_mismatch(groups: Mapping[int, Group], suffix: str) -> Divergence | Non
 
 
 def _find_missing(
-    groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
+    groups: Mapping[int, records.Group], absent: Mapping[int, RankStatus], suffix: str
 ) -> Divergence | None:
     has_ended = {rank for rank, status in absent.items() if status.exit}
     numbers = {rank: group.first_pending for rank, group in groups.items() if rank not in has_ended}

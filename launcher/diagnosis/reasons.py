@@ -5,38 +5,16 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headway.errors import MORE_PROCESSES, SOCKET_FIX, Code, HeadwayError
 from headway.ipc.paths import installer_of
 from headway.ipc.records import Crash
 from headway.ipc.stderr import shown
+from headway.launcher.diagnosis import torch_messages as texts
 from headway.launcher.diagnosis.stacks import parse_traceback, user_frame
-from headway.launcher.diagnosis.torch_messages import (
-    COMMUNICATION,
-    COMMUNICATION_ERRORS,
-    DEBUGGER_LEFT,
-    DEVICE_IDS_ON_CPU,
-    DISK_FULL,
-    LOADER_WORKER_ENDED,
-    LOADER_WORKER_KILLED,
-    NEW_SEMAPHORE,
-    NO_GPU,
-    NO_INPUT,
-    NO_INTERFACE,
-    NO_KERNELS,
-    NO_NCCL,
-    NO_TEMPORARY_FOLDER,
-    NO_THREAD,
-    OUT_OF_CPU_MEMORY,
-    OUT_OF_MEMORY,
-    OUT_OF_MEMORY_ERROR,
-    SHARED_MEMORY_FULL,
-    UNWRITTEN,
-    WRAPPED_MODEL,
-    contains,
-)
+from headway.launcher.diagnosis.torch_messages import Text, contains
 
 
 class Evidence(NamedTuple):
@@ -86,6 +64,11 @@ def _for_crash(name: str, matches: Callable[[Crash], bool], fix: str, more: str 
     )
 
 
+def _for_text(name: str, known: Sequence[Text], fix: str) -> Reason:
+    """Return a reason that matches unhandled exceptions by their message."""
+    return _for_crash(name, lambda crash: contains(crash.message, known), fix)
+
+
 REASONS = (
     Reason(
         "reader_left",
@@ -93,9 +76,8 @@ REASONS = (
         "the reader of {lost_reader} disconnected",
         "",
     ),
-    _for_crash(
-        "no_interface",
-        lambda crash: contains(crash.message, NO_INTERFACE),
+    _for_text(
+        *("no_interface", texts.NO_INTERFACE),
         f"no network interface of this machine has that name: {SOCKET_FIX}",
     ),
     Reason(
@@ -112,35 +94,54 @@ REASONS = (
         "the device is out of memory: reduce the batch size, and raise gradient_accumulation_steps "
         "to keep the effective batch size",
     ),
-    _for_crash(
-        "no_nccl",
-        lambda crash: contains(crash.message, NO_NCCL),
+    _for_text(
+        *("no_nccl", texts.NO_NCCL),
         "NCCL requires NVIDIA GPUs and a CUDA build of torch: on CPUs, pass backend='gloo' to "
         "init_process_group(); some scripts have an argument for the backend",
     ),
-    _for_crash(
-        "no_gpu",
-        lambda crash: contains(crash.message, NO_GPU),
+    _for_text(
+        *("no_gpu", texts.NO_GPU),
         "the script requests a GPU, but torch finds none here (`headway doctor` prints why): "
         "on a machine without a GPU, do not call torch.cuda, and use the device cpu, or "
         "accelerator.device if the script has an Accelerator",
     ),
-    _for_crash(
-        "device_ids_on_cpu",
-        lambda crash: contains(crash.message, DEVICE_IDS_ON_CPU),
+    _for_text(
+        *("device_ids_on_cpu", texts.DEVICE_IDS_ON_CPU),
         "the model is on the CPU: omit device_ids and output_device, or call model.to(device)",
     ),
-    _for_crash(
-        "no_kernels",
-        lambda crash: contains(crash.message, NO_KERNELS),
+    _for_text(
+        *("sharded_parameter", texts.MIXED_TENSORS),
+        "the parameters of a sharded model are DTensors: use parameter.full_tensor() in the loss, "
+        "on all ranks, or the strategy ddp",
+    ),
+    _for_text(
+        *("empty_shard", texts.EMPTY_SHARD),
+        "some ranks have no part of a parameter with fewer rows than ranks, and torch computes no "
+        "infinity norm of it: pass norm_type=2 to clip_grad_norm_(), or use the strategy ddp",
+    ),
+    _for_text(
+        *("dtype_of_gloo", texts.NO_DTYPE),
+        "gloo, which connects ranks on CPUs, does not support the dtype of a buffer or of a result "
+        "to gather, such as int16: convert it, for example to int32",
+    ),
+    _for_text(
+        *("mismatched_packages", texts.MISMATCHED_PACKAGES),
+        "torchvision or torchaudio was built for another version of torch: install the version "
+        "that belongs to this torch, with `{installer}`",
+    ),
+    _for_text(
+        *("no_kernels", texts.NO_KERNELS),
         "this torch build does not support this GPU: `headway doctor` names a build that does",
     ),
     _for_crash(
         "shared_memory_full",
         # the whole traceback includes the traceback of a loader worker
         lambda crash: (
-            contains(crash.traceback, SHARED_MEMORY_FULL)
-            or (contains(crash.message, [DISK_FULL]) and contains(crash.traceback, [NEW_SEMAPHORE]))
+            contains(crash.traceback, texts.SHARED_MEMORY_FULL)
+            or (
+                contains(crash.message, [texts.DISK_FULL])
+                and contains(crash.traceback, [texts.NEW_SEMAPHORE])
+            )
         ),
         "/dev/shm, which loader workers use to pass batches, is full: start the container with "
         "`docker run --shm-size=8g`; in Kubernetes, mount an emptyDir with `medium: Memory` at "
@@ -148,19 +149,21 @@ REASONS = (
     ),
     _for_crash(
         "disk_full",
-        lambda crash: crash.kind == "OSError" and contains(crash.message, [DISK_FULL]),
+        lambda crash: crash.kind == "OSError" and contains(crash.message, [texts.DISK_FULL]),
         "the disk is full: free space, or write to another disk",
     ),
     _for_crash(
         "wrapped_model",
-        lambda crash: crash.kind == "AttributeError" and contains(crash.message, WRAPPED_MODEL),
+        lambda crash: (
+            crash.kind == "AttributeError" and contains(crash.message, texts.WRAPPED_MODEL)
+        ),
         "with several ranks, the prepared model is wrapped: access its attributes with "
         "accelerator.unwrap_model(model); to train through a method other than forward, also pass "
         "Accelerator(forward_methods=['method'])",
     ),
     _for_crash(
         "no_input",
-        lambda crash: crash.kind == "EOFError" and contains(crash.message, NO_INPUT),
+        lambda crash: crash.kind == "EOFError" and contains(crash.message, texts.NO_INPUT),
         "standard input is at its end, or this is not rank 0, which alone can read it: pass the "
         "value as an argument, or call input() under `if accelerator.is_main_process:`",
     ),
@@ -171,9 +174,8 @@ REASONS = (
         "launch from the environment that contains it; if it is your own, add the folder that "
         "contains the file or package to PYTHONPATH",
     ),
-    _for_crash(
-        "no_temporary_folder",
-        lambda crash: contains(crash.message, NO_TEMPORARY_FOLDER),
+    _for_text(
+        *("no_temporary_folder", texts.NO_TEMPORARY_FOLDER),
         "set TMPDIR to a writable folder on a disk with free space, and check `ulimit -f`",
     ),
     _for_crash(
@@ -182,16 +184,18 @@ REASONS = (
         "relative paths are resolved from the working directory, not from the script's folder: "
         "pass an absolute path, or use `pathlib.Path(__file__).parent`",
     ),
-    _for_crash("no_process", lambda crash: contains(crash.message, NO_THREAD), MORE_PROCESSES),
+    _for_text("no_process", texts.NO_THREAD, MORE_PROCESSES),
     _for_crash(
         "out_of_memory",
-        lambda crash: crash.kind == "MemoryError" or contains(crash.message, OUT_OF_CPU_MEMORY),
+        lambda crash: (
+            crash.kind == "MemoryError" or contains(crash.message, texts.OUT_OF_CPU_MEMORY)
+        ),
         "the machine is out of memory, or a limit (`ulimit -v`) is reached: use fewer processes, "
         "loader workers or samples on this machine",
     ),
     _for_crash(
         "debugger_left",
-        lambda crash: crash.kind == DEBUGGER_LEFT.text,
+        lambda crash: crash.kind == texts.DEBUGGER_LEFT.text,
         "pass --debug-rank RANK to attach the terminal to one rank, and num_workers=0 to debug a "
         "loader worker; on other ranks, breakpoint() and pdb.set_trace() do nothing; exit the "
         "debugger with c, not with q",
@@ -240,9 +244,9 @@ REASONS = (
         "signal_passed_on",
         lambda seen: seen.is_forwarded,
         "{rank} was killed by {signal}",
-        "the launcher received {signal} and forwarded it to the ranks: "
-        "accelerator.checkpoint() handles SIGTERM, SIGINT, SIGHUP and SIGUSR1, but not SIGUSR2; "
-        "before its first call, or without a signal.signal handler, nothing is saved",
+        "the launcher received {signal} and forwarded it to the ranks: between the first call of "
+        "accelerator.checkpoint() and end_training(), SIGTERM, SIGINT, SIGHUP and SIGUSR1 save and "
+        "stop; otherwise, and for SIGUSR2, set a handler with signal.signal",
     ),
     Reason(
         "signal",
@@ -273,8 +277,14 @@ REASONS = (
 
 _PATH = FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError
 _MAY_PASS = (
-    *(*OUT_OF_MEMORY, *OUT_OF_CPU_MEMORY, *SHARED_MEMORY_FULL, *LOADER_WORKER_ENDED, *NO_THREAD),
-    *(*UNWRITTEN, *COMMUNICATION),
+    *(
+        *texts.OUT_OF_MEMORY,
+        *texts.OUT_OF_CPU_MEMORY,
+        *texts.SHARED_MEMORY_FULL,
+        *texts.LOADER_WORKER_ENDED,
+        *texts.NO_THREAD,
+    ),
+    *(*texts.UNWRITTEN, *texts.COMMUNICATION),
 )
 
 
@@ -333,22 +343,24 @@ def _is_broken_pipe(seen: Evidence) -> bool:
 
 
 def _has_lost_loader_worker(seen: Evidence) -> bool:
-    texts = LOADER_WORKER_ENDED if seen.memory_kills else LOADER_WORKER_KILLED
+    known = texts.LOADER_WORKER_ENDED if seen.memory_kills else texts.LOADER_WORKER_KILLED
     # the whole traceback: torch usually raises another exception from the relevant one
-    return seen.crash is not None and contains(seen.crash.traceback, texts)
+    return seen.crash is not None and contains(seen.crash.traceback, known)
 
 
 def is_out_of_memory(crash: Crash) -> bool:
     """Return whether a device ran out of memory; MPS errors are recognized by their message."""
-    return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
+    return crash.kind == texts.OUT_OF_MEMORY_ERROR.text or contains(
+        crash.message, texts.OUT_OF_MEMORY
+    )
 
 
 def is_communication_error(crash: Crash) -> bool:
     """Return whether gloo or NCCL failed, possibly because of another rank."""
-    if crash.kind in [error.text for error in COMMUNICATION_ERRORS]:
+    if crash.kind in [error.text for error in texts.COMMUNICATION_ERRORS]:
         return True
     is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
-    return is_torchs and contains(crash.message, COMMUNICATION)
+    return is_torchs and contains(crash.message, texts.COMMUNICATION)
 
 
 def signal_name(number: int) -> str:

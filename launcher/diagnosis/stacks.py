@@ -16,17 +16,7 @@ from typing import NamedTuple
 
 from headway.ipc.records import Frame
 from headway.ipc.stderr import shown
-from headway.launcher.diagnosis.torch_messages import (
-    CODE_OF_DASH_C,
-    CRASHED_THREAD,
-    FATAL_ERROR,
-    JOINING_THREADS,
-    STACK_FRAME,
-    STACK_HEADER,
-    STATE,
-    STATES,
-    STOPPED_STATES,
-)
+from headway.launcher.diagnosis import torch_messages as texts
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 _LIBRARIES = (
@@ -36,10 +26,10 @@ _LIBRARIES = (
 )
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _LAUNCHER = os.path.join(PACKAGE, "launcher") + os.sep
-BEFORE_SCRIPT = (_LAUNCHER, CODE_OF_DASH_C, "<frozen runpy")
+BEFORE_SCRIPT = (_LAUNCHER, texts.CODE_OF_DASH_C, "<frozen runpy")
 """Prefixes of the files whose calls precede those of the script."""
 
-_FRAME = re.compile(STACK_FRAME)
+_FRAME = re.compile(texts.STACK_FRAME)
 
 Stack = tuple[Frame, ...]
 """The calls of one thread, most recent call last."""
@@ -68,7 +58,7 @@ def user_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
 
 def is_joining_threads(stacks: Sequence[Stack]) -> bool:
     """Return whether the script has finished, and Python is joining its non-daemon threads."""
-    file, function = JOINING_THREADS
+    file, function = texts.JOINING_THREADS
     main = stacks[0] if stacks else ()
     return any(frame.function == function and frame.file.endswith(file) for frame in main)
 
@@ -78,8 +68,8 @@ def describe_crash(lines: Sequence[str]) -> list[str]:
 
     The order is reversed, because faulthandler writes the most recent call first.
     """
-    _, _, report = "\n".join(lines).rpartition(FATAL_ERROR)
-    _, found, calls = report.rpartition(CRASHED_THREAD)[2].partition(STACK_HEADER)
+    _, _, report = "\n".join(lines).rpartition(texts.FATAL_ERROR)
+    _, found, calls = report.rpartition(texts.CRASHED_THREAD)[2].partition(texts.STACK_HEADER)
     stacks = user_stacks([parse_traceback(calls.partition("\n\n")[0])[::-1]])
     if not found or not stacks:
         return []
@@ -105,11 +95,11 @@ class ProcessState(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        return self.letter in STOPPED_STATES
+        return self.letter in texts.STOPPED_STATES
 
     def __str__(self) -> str:
         place = f", in the kernel's {self.waits_in}" if self.waits_in else ""
-        return STATES.get(self.letter, "in an unknown state") + place
+        return texts.STATES.get(self.letter, "in an unknown state") + place
 
 
 def read_state(pid: int) -> ProcessState:
@@ -118,5 +108,5 @@ def read_state(pid: int) -> ProcessState:
         waits_in = file.read().strip()
     with suppress(OSError), open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
         rows = dict(line.split(":", 1) for line in file)
-        letter = rows[STATE].strip()[:1]
+        letter = rows[texts.STATE].strip()[:1]
     return ProcessState(letter, "" if waits_in == "0" else waits_in)

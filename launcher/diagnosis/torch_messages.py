@@ -50,6 +50,15 @@ NO_GPU = (
 DEVICE_IDS_ON_CPU = (
     Text("or CPU modules, but got device_ids", "torch 2.13.0, nn/parallel/distributed.py"),
 )
+MISMATCHED_PACKAGES = (
+    Text("operator torchvision::nms does not exist", "torchvision 0.20, beside another torch"),
+    Text("torchvision has different CUDA versions", "torchvision 0.20, extension.py"),
+)
+MIXED_TENSORS = (
+    Text("got mixed torch.Tensor and DTensor", "torch 2.13.0, distributed/tensor/_dispatch.py"),
+)
+EMPTY_SHARD = (Text("infinity norm on an empty tensor", "torch 2.13.0, _foreach_norm"),)
+NO_DTYPE = (Text("Invalid scalar type", "torch 2.13.0, ProcessGroupGloo.cpp"),)
 NO_KERNELS = (
     Text("no kernel image is available", "CUDA's runtime API, cudaErrorNoKernelImageForDevice"),
 )

@@ -11,21 +11,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
-from headway.ipc.records import (
-    STOPPED_AND_SAVED,
-    Crash,
-    Group,
-    InvalidRecord,
-    OutputPath,
-    ProgressSnapshot,
-    RankReady,
-    Record,
-    RecordReader,
-    ScriptEnd,
-    StatusReply,
-    StepStats,
-    WillSave,
-)
+from headway.ipc import records
 from headway.ipc.stderr import log
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, rank_status
@@ -55,7 +41,7 @@ class Watch:
         self,
         hang_timeout_s: int | None,
         last_output_at: Callable[[], float],
-        note_stats: Callable[[int, StepStats], None] = lambda *_: None,
+        note_stats: Callable[[int, records.StepStats], None] = lambda *_: None,
     ) -> None:
         self.on_ready: Callable[[], None] | None = None  # called when all ranks run the script
         self.on_no_group: Callable[[], None] | None = None  # called if no rank has joined a group
@@ -93,7 +79,7 @@ class Watch:
         self._wake()
         return channel
 
-    def end(self, rank: int, code: int) -> list[Crash | ScriptEnd]:
+    def end(self, rank: int, code: int) -> list[records.Crash | records.ScriptEnd]:
         """Close an exited rank's channel and return its exit records; keep its collectives."""
         with self._lock:
             ended = self._ranks[rank]
@@ -135,9 +121,9 @@ class Watch:
         with self._lock:
             return any(rank.will_save for rank in self._ranks.values())
 
-    def kept(self) -> list[OutputPath]:
+    def kept(self) -> list[records.OutputPath]:
         """Return the output paths of this attempt, one of each kind."""
-        first: dict[str, OutputPath] = {}
+        first: dict[str, records.OutputPath] = {}
         with self._lock:
             for rank in self._ranks.values():
                 first = rank.kept | first
@@ -250,26 +236,26 @@ class RankChannel:
         rank: int,
         pid: int,
         channel: int,
-        note_stats: Callable[[StepStats], None] = lambda _: None,
+        note_stats: Callable[[records.StepStats], None] = lambda _: None,
     ) -> None:
         self.rank = rank
         self._note_stats = note_stats
         self.fd = channel
         self.is_closed = False  # whether the rank has closed it
         self.code: int | None = None  # exit code; None while the process is running
-        self.ends: list[Crash | ScriptEnd] = []  # as reported
+        self.ends: list[records.Crash | records.ScriptEnd] = []  # as reported
         self.is_asked = False  # whether an answer is pending
         self.will_save = False  # whether the rank saves when it is stopped
         self.may_be_killed = False  # whether it has no unfinished work, as it last answered
-        self.kept: dict[str, OutputPath] = {}  # the last record of each kind
+        self.kept: dict[str, records.OutputPath] = {}  # the last record of each kind
         self.pid = pid
-        self._reader = RecordReader()
+        self._reader = records.RecordReader()
         self._num_invalid = 0  # lines on the channel
         self.is_ready = False  # whether the rank answers requests
-        self._answer: StatusReply | None = None
-        self._groups: tuple[Group, ...] | None = None
-        self._progress: ProgressSnapshot | None = None
-        self._stats: StepStats | None = None  # the last stats, updated with later progress
+        self._answer: records.StatusReply | None = None
+        self._groups: tuple[records.Group, ...] | None = None
+        self._progress: records.ProgressSnapshot | None = None
+        self._stats: records.StepStats | None = None  # the last stats, updated with later progress
         self.has_global_steps = True  # according to the last timed steps
 
     def read(self) -> bool:
@@ -296,49 +282,51 @@ class RankChannel:
                 parts.append(part)
         return b"".join(parts)
 
-    def _store(self, record: Record | InvalidRecord) -> bool:
+    def _store(self, record: records.Record | records.InvalidRecord) -> bool:
         """Store a record; return whether it shows progress."""
-        if isinstance(record, InvalidRecord):
+        if isinstance(record, records.InvalidRecord):
             self._num_invalid += 1
             if self._num_invalid == 1:
                 log(
                     f"note: ignored invalid data that rank {self.rank} wrote to the launcher's "
                     f"status channel: {record.reason}"
                 )
-        elif isinstance(record, RankReady):
+        elif isinstance(record, records.RankReady):
             self.is_ready = True
             return True
-        elif isinstance(record, WillSave):
+        elif isinstance(record, records.WillSave):
             self.will_save = record.is_enabled
-        elif isinstance(record, OutputPath):
+        elif isinstance(record, records.OutputPath):
             self.kept[record.what] = record
-        elif isinstance(record, ProgressSnapshot):
+        elif isinstance(record, records.ProgressSnapshot):
             self._note_progress(record)
             return True
-        elif isinstance(record, StepStats):
-            self._progress = ProgressSnapshot(record.step, total=record.total, loss=record.loss)
+        elif isinstance(record, records.StepStats):
+            self._progress = records.ProgressSnapshot(
+                record.step, total=record.total, loss=record.loss
+            )
             self._stats = record
             if record.num_steps:
                 self.has_global_steps = record.has_global_steps
             self._note_stats(record)
             return True
-        elif isinstance(record, StatusReply):
+        elif isinstance(record, records.StatusReply):
             return self._store_answer(record)
-        elif isinstance(record, (Crash, ScriptEnd)):
+        elif isinstance(record, (records.Crash, records.ScriptEnd)):
             self.ends.append(record)
             self._groups = record.groups
             return True
         return False
 
-    def _store_answer(self, answer: StatusReply) -> bool:
+    def _store_answer(self, answer: records.StatusReply) -> bool:
         self.is_asked = False
         self.may_be_killed = answer.may_be_killed and not self.ends
         before, self._answer, self._groups = self._answer, answer, answer.groups
-        if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
+        if answer.progress != records.ProgressSnapshot():  # the script uses an Accelerator
             self._note_progress(answer.progress)
         return before is not None and _progress_key(answer) != _progress_key(before)
 
-    def _note_progress(self, progress: ProgressSnapshot) -> None:
+    def _note_progress(self, progress: records.ProgressSnapshot) -> None:
         """Store a position, and add missing steps to the rank's statistics."""
         self._progress = progress
         if self._stats is not None and progress.step > self._stats.step:
@@ -354,7 +342,9 @@ class RankChannel:
 
     def has_failed(self, since: float) -> bool:
         """Return whether the rank reported a failure before `since`, in seconds since the epoch."""
-        return any(end.code not in (0, STOPPED_AND_SAVED) and end.time < since for end in self.ends)
+        return any(
+            end.code not in (0, records.STOPPED_AND_SAVED) and end.time < since for end in self.ends
+        )
 
     @property
     def is_silent(self) -> bool:
@@ -381,7 +371,7 @@ class RankChannel:
         )
 
 
-def _progress_key(answer: StatusReply) -> object:
+def _progress_key(answer: records.StatusReply) -> object:
     """Return a value that changes between answers if the rank makes progress."""
     progress = answer.progress  # without the loss, because NaN differs from itself
     return answer.groups, progress.step, progress.phase, answer.num_modules

@@ -126,16 +126,19 @@ class Starter:
         with suppress(OSError):
             socket.send_fds(self._socket, [json.dumps(dict(env)).encode()], fds)
             with waiting_for("the launcher's fork server", is_quiet=self.is_quiet):
-                while not self._replies:
-                    if not self._reply_event.wait(_POLL_S):
-                        check()
-                pid = self._replies.popleft()
+                pid = self._next_reply(check)
         if isinstance(pid, LaunchError):
             raise pid
         if pid is None:
             self._reader.join()  # sets `server_exit_code`
             raise ServerExited
         return pid
+
+    def _next_reply(self, check: Callable[[], None]) -> int | LaunchError | None:
+        while not self._replies:
+            if not self._reply_event.wait(_POLL_S):
+                check()
+        return self._replies.popleft()
 
     def restart_server(self) -> None:
         """Start a new server if the last one exited by itself."""

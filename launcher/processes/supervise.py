@@ -81,8 +81,8 @@ def supervise(
     if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
         watch.on_no_group = lambda: log(
             f"note: no rank has joined a process group in {NO_GROUP_AFTER_S} s: all {ranks} do the "
-            f"same work{', unless the script reads RANK' * plan.program.mentions_rank}; see "
-            "docs/guides/coming-from.md"
+            f"same work{', unless the script reads RANK' * plan.program.mentions_rank}; fix: use "
+            "an Accelerator, or Trainer(devices=N) in Lightning, or pass --num-processes 1"
         )
     if run_socket is not None:
         run_socket.stats = lambda: stats.to_json(output.last_line)

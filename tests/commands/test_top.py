@@ -133,13 +133,13 @@ def test_of_several_launches_it_is_said_whose_ranks_are_shown(
     launch: RunStats, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    said = "showing the ranks of 4321; `headway top RUN` shows another launch"
+    said = "showing the ranks of 4321; `headway top PID` shows another launch"
     assert said in screen(150, None)
-    assert "headway top RUN" not in screen(150)
+    assert "headway top PID" not in screen(150)
     assert main(["top"]) == 0
     assert said in capsys.readouterr().out
     assert main(["top", "4321"]) == 0
-    assert "headway top RUN" not in capsys.readouterr().out
+    assert "headway top PID" not in capsys.readouterr().out
 
 
 def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunStats) -> None:

@@ -12,57 +12,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.ipc.records import (
-    Collective,
-    Crash,
-    Frame,
-    Group,
-    InvalidRecord,
-    OutputPath,
-    ProcessExit,
-    ProcessStart,
-    ProgressSnapshot,
-    RankReady,
-    Record,
-    RecordReader,
-    ScriptEnd,
-    ServerReady,
-    StartFailed,
-    StatusReply,
-    StepStats,
-    WillSave,
-    decode_record,
-)
+from headway.ipc import records
 from headway.ipc.typed import Lines, SchemaError, TooLong, encode, plain, read
 
 GROUPS = (
-    Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True, 1.5),)),
-    Group("1", None, ()),
+    records.Group("0", (0, 1), (records.Collective(1, "all_reduce", "[4]", True, 1.5),)),
+    records.Group("1", None, ()),
 )
-PLACE = Frame("/w/train.py", 3, "main")
+PLACE = records.Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
-    RankReady(),
-    WillSave(),
-    WillSave(False),
-    OutputPath("checkpoints", "/saved"),
-    ProgressSnapshot(3, "data"),
-    StepStats(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
-    StatusReply(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
-    Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
-    ScriptEnd(2.0, 0),
-    ScriptEnd(2.0, 3, "no data", PLACE, GROUPS),
-    ServerReady(6),
-    ProcessStart(7),
-    StartFailed(11),
-    ProcessExit(7, -9, 1.0, False),
+    records.RankReady(),
+    records.WillSave(),
+    records.WillSave(False),
+    records.OutputPath("checkpoints", "/saved"),
+    records.ProgressSnapshot(3, "data"),
+    records.StepStats(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
+    records.StatusReply(GROUPS, records.ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
+    records.Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
+    records.ScriptEnd(2.0, 0),
+    records.ScriptEnd(2.0, 3, "no data", PLACE, GROUPS),
+    records.ServerReady(6),
+    records.ProcessStart(7),
+    records.StartFailed(11),
+    records.ProcessExit(7, -9, 1.0, False),
 ]
 
 
 def test_every_kind_of_record_arrives_as_it_was_told() -> None:
-    assert {type(record) for record in RECORDS} == {*get_args(Record)}
+    assert {type(record) for record in RECORDS} == {*get_args(records.Record)}
     lines = b"".join(map(encode, RECORDS))
     assert lines.count(b"\n") == len(RECORDS)
-    reader = RecordReader()  # to which they may come in parts
+    reader = records.RecordReader()  # to which they may come in parts
     assert [record for part in (lines[:9], lines[9:]) for record in reader.read(part)] == RECORDS
 
 
@@ -83,7 +63,7 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
         b'["ProcessStart"]',
         b'["ProcessStart", null]',
         b'["ProgressSnapshot", "1"]',
-        encode(ScriptEnd(2.0, 0)._replace(time=10**400)),
+        encode(records.ScriptEnd(2.0, 0)._replace(time=10**400)),
         *(
             encode(record._replace(**{name: {"x": True}}))  # of another type
             for record in RECORDS
@@ -92,13 +72,13 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
     ],
 )
 def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
-    assert isinstance(decode_record(line), InvalidRecord)
+    assert isinstance(records.decode_record(line), records.InvalidRecord)
 
 
 def test_a_line_that_is_too_long_is_refused_and_the_next_one_is_read() -> None:
-    reader = RecordReader()
-    assert [type(record) for record in reader.read(b"x" * (2**24 + 1))] == [InvalidRecord]
-    assert [*reader.read(encode(ProcessStart(7)))] == [ProcessStart(7)]
+    reader = records.RecordReader()
+    assert [type(record) for record in reader.read(b"x" * (2**24 + 1))] == [records.InvalidRecord]
+    assert [*reader.read(encode(records.ProcessStart(7)))] == [records.ProcessStart(7)]
 
 
 class Kind(Enum):

@@ -320,7 +320,7 @@ def test_lightnings_variables_of_a_machine_are_refused_with_the_flags_that_they_
     typed = settings_in(environ, num_machines="2", main_address="b")
     assert place(typed) == (2, 1, "b", 9)
     assert place(settings_in({**STEP, **environ})) == place(settings_in(STEP))
-    for more in ({"RANK": "1", "LOCAL_RANK": "0"}, {"WORLD_SIZE": "1"}):
+    for more in ({"RANK": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "a"}, {"WORLD_SIZE": "1"}):
         assert cluster_layer({**environ, **more}) == NOTHING
 
 
@@ -358,6 +358,8 @@ def test_numbers_that_may_be_of_machines_or_processes_are_refused() -> None:
     assert place(settings_in(environ, cluster="none")) == (1, 0, None, None)
     assert place(settings_in(environ, num_machines="2", machine_rank="1")) == (2, 1, "a", 9)
     assert cluster_layer({**environ, "LOCAL_RANK": "0"}) == NOTHING
+    with pytest.raises(ConfigError):  # as on AzureML
+        settings_in({**environ, "LOCAL_RANK": "0", "NODE_RANK": "1"})
     assert cluster_layer({**environ, "WORLD_SIZE": "1"}) == NOTHING
 
 
