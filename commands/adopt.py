@@ -9,17 +9,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import Code, ConfigError, Problem
-from headway.migration.scripts import (
-    DIFFERS,
-    MISSING,
-    Finding,
-    Script,
-    find_scripts,
-    findings_of,
-    read_script,
-    replace_script,
-    with_new_imports,
-)
+from headway.migration import scripts
 
 _LISTED = 5  # line numbers shown per name, and scripts
 SCRIPTS = "SCRIPT: a script, or a folder to search for .py files that import accelerate"
@@ -44,13 +34,13 @@ _GUIDES = (
 
 class _Report(NamedTuple):
     path: str
-    rows: list[Finding]
+    rows: list[scripts.Finding]
     before: str
     after: str
 
     @property
     def is_complete(self) -> bool:
-        return all(row.status != MISSING for row in self.rows)
+        return all(row.status != scripts.MISSING for row in self.rows)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,10 +63,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error("no script given")
     reports: list[_Report] = []
     problems: list[Problem] = []
-    paths = list(dict.fromkeys(path for word in words for path in find_scripts(word)))
+    paths = list(dict.fromkeys(path for word in words for path in scripts.find_scripts(word)))
     for path in paths:
         try:
-            script = read_script(path)
+            script = scripts.read_script(path)
             if script.imports:
                 reports.append(_report(path, script, parsed.compat))
             elif path in words:
@@ -86,13 +76,15 @@ def main(argv: Sequence[str]) -> int:
     for report in reports:
         _print(report, parsed.write)
         if parsed.write:
-            replace_script(report.path, report.after)
+            scripts.replace_script(report.path, report.after)
     incomplete = sum(not report.is_complete for report in reports)
     missing = f"names are missing in {incomplete} of {len(reports)} scripts"
     counts = missing if incomplete else "no name is missing"
-    differ = sum(row.status == DIFFERS for report in reports for row in report.rows)
+    differ = sum(row.status == scripts.DIFFERS for report in reports for row in report.rows)
     check = (
-        f"; check the {differ} rows marked `{DIFFERS}`, which may change results" if differ else ""
+        f"; check the {differ} rows marked `{scripts.DIFFERS}`, which may change results"
+        if differ
+        else ""
     )
     done = "imports changed" if parsed.write else "pass --write to change the imports"
     nothing = "no script imports accelerate: nothing to change"
@@ -103,9 +95,9 @@ def main(argv: Sequence[str]) -> int:
     return int(incomplete > 0)
 
 
-def _report(path: str, script: Script, compat: bool) -> _Report:
+def _report(path: str, script: scripts.Script, compat: bool) -> _Report:
     try:
-        after = with_new_imports(script, compat=compat)
+        after = scripts.with_new_imports(script, compat=compat)
     except ValueError as error:
         raise ConfigError(
             f"cannot change the imports: {error}",
@@ -113,10 +105,10 @@ def _report(path: str, script: Script, compat: bool) -> _Report:
             fix="write each import of Accelerate on a separate line",
             code=Code.EDIT_BY_HAND,
         ) from None
-    return _Report(path, findings_of(script, compat=compat), script.text, after)
+    return _Report(path, scripts.findings_of(script, compat=compat), script.text, after)
 
 
-def _guide(script: Script) -> str:
+def _guide(script: scripts.Script) -> str:
     if "headway" in script.packages:
         return "it already imports headway"
     found = (guide for packages, guide in _GUIDES if script.packages.intersection(packages))

@@ -11,18 +11,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parser
 from headway.commands.program_args import program_from, require_torch
 from headway.errors import Code, ConfigError, UsageError, did_you_mean
-from headway.estimate.planner import (
-    MARGIN_BYTES,
-    MARGIN_SHARE,
-    Devices,
-    Planner,
-    RowEstimate,
-    Trial,
-    Variant,
-    devices_of,
-    parse_devices,
-    rows_for,
-)
+from headway.estimate import planner
 from headway.ipc.choices import DDP, PRECISIONS
 from headway.ipc.run_contract import ACCELERATE
 from headway.ipc.stderr import size, waiting_for
@@ -63,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed.cpu and parsed.devices is not None:
         parser.error("--cpu means --devices cpu: pass only one of them")
     text = "cpu" if parsed.cpu else parsed.devices
-    devices = devices_of(here) if text is None else parse_devices(text, here)
-    trial = Trial(
+    devices = planner.devices_of(here) if text is None else planner.parse_devices(text, here)
+    trial = planner.Trial(
         program=program.name,
         args=program.args,
         is_module=program.kind == "module",
@@ -79,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
     given = {name: getattr(parsed, name) for name in _COUNTED if getattr(parsed, name) is not None}
     environ = {**os.environ, **{ACCELERATE[name]: value for name, value in given.items()}}
     require_torch()
-    with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
-        found = planner.run_all(rows, trial, devices)
+    with waiting_for(_WAITED_FOR), planner.Planner(interpreter(), environ) as child:
+        found = child.run_all(rows, trial, devices)
     first = found[0].result
     if first.failed_at:
         tail = "\n".join(line[:_LONGEST_LINE] for line in first.output.splitlines()[-10:])
@@ -119,8 +108,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
-    rows = {row.name: row for row in rows_for(devices.world_size)}
+def _rows(name: str | None, devices: planner.Devices) -> tuple[planner.Variant, ...]:
+    rows = {row.name: row for row in planner.rows_for(devices.world_size)}
     if name is None:
         return tuple(rows.values())
     if name not in rows:
@@ -148,7 +137,9 @@ def _time_limit(text: str | None) -> float:
     )
 
 
-def _require_use_of_gpu(found: Sequence[RowEstimate], devices: Devices, program: Program) -> None:
+def _require_use_of_gpu(
+    found: Sequence[planner.RowEstimate], devices: planner.Devices, program: Program
+) -> None:
     """Raise if a script uses no GPU memory, instead of reporting that the script fits."""
     if devices.kind != "cpu" and not any(item.result.peak_bytes for item in found):
         raise UsageError(
@@ -161,16 +152,16 @@ def _require_use_of_gpu(found: Sequence[RowEstimate], devices: Devices, program:
 
 
 class Report(NamedTuple):
-    trial: Trial  # the script and its arguments
-    devices: Devices  # the devices to train on
-    rows: Sequence[RowEstimate]  # by strategy, cheapest first
+    trial: planner.Trial  # the script and its arguments
+    devices: planner.Devices  # the devices to train on
+    rows: Sequence[planner.RowEstimate]  # by strategy, cheapest first
     flags: Sequence[str] = ()  # of the launch, as passed to this command
 
     @property
-    def chosen(self) -> RowEstimate | None:
+    def chosen(self) -> planner.RowEstimate | None:
         return next((row for row in self.rows if row.fits), None)
 
-    def launch_line(self, estimate: RowEstimate) -> str:
+    def launch_line(self, estimate: planner.RowEstimate) -> str:
         devices, trial = self.devices, self.trial
         words = ["headway", "launch"]
         if devices.kind == "cpu":
@@ -199,9 +190,9 @@ def _show(report: Report) -> None:
     print(CHECKED)
 
 
-def _show_peak(devices: Devices, estimate: RowEstimate) -> None:
+def _show_peak(devices: planner.Devices, estimate: planner.RowEstimate) -> None:
     outcome = estimate.result
-    share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
+    share = f"{size(planner.MARGIN_BYTES[devices.kind])} + {planner.MARGIN_SHARE:.0%}"
     print(
         f"\npeak per rank {size(outcome.peak_bytes)}; {size(estimate.needed_bytes)} with a margin "
         f"of {share}; available {size(devices.bytes_per_rank)}: {_FITS[estimate.fits]}"

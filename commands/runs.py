@@ -1,4 +1,4 @@
-"""`headway runs`: list recorded runs, and compare two of them."""
+"""`headway runs`: list recorded runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
-from headway.history.changes import Change, changes
-from headway.history.record import RunRecord, find, is_running, read_all
+from headway.history.record import RunRecord, is_running, read_all
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
 from headway.ipc.stderr import log, shown
 from headway.launcher.remote.protocol import RUN_VARIABLES
@@ -36,17 +35,10 @@ def main(argv: Sequence[str]) -> int:
         "runs",
         "List recorded runs, newest last, with their start, result, steps and speed. `headway "
         "launch` records each run, unless the setting record is off, and keeps the last 200.",
-        usage="headway runs [--json]\n       headway runs diff [--json] A B",
-        appendix=f"\n{RUN}\n",
+        usage="headway runs [--json]",
     )
-    parser.flag("--json", help="print one JSON list, of runs or of differences")
-    parsed, words = parser.parse_words(argv)
-    if words:
-        if words[0] == "diff" and len(words) != 3:
-            parser.error("headway runs diff needs two runs: `headway runs diff A B`")
-        if words[0] != "diff":
-            parser.error("headway runs takes no arguments; `headway runs diff A B` compares runs")
-        return _diff(find(words[1]), find(words[2]), as_json=parsed.json)
+    parser.flag("--json", help="print one JSON list")
+    parsed = parser.parse_flags(argv)
     records, refused = read_all()
     if parsed.json:
         print(json.dumps([as_json(record) for record in records], indent=2))
@@ -190,22 +182,3 @@ def slow_rank(record: RunRecord) -> str:
     times = {rank: found for rank, rows in record.stats.items() if (found := mean_step(rows))}
     slow = find_slow_rank(times) if record.num_steps >= _LEAST_STEPS else None
     return "" if slow is None else slow.describe()
-
-
-def print_changes(found: Sequence[Change]) -> None:
-    for change in found:
-        print(f"  {shown(str(change))}")
-        for line in change.detail.splitlines():
-            print(f"      {shown(line)}")
-
-
-def _diff(before: RunRecord, after: RunRecord, *, as_json: bool) -> int:
-    found = changes(before, after)
-    if as_json:
-        print(json.dumps([change._asdict() for change in found], indent=2))
-    elif found:
-        print(f"run {after.name} differs from run {before.name} in:")
-        print_changes(found)
-    else:
-        print(f"no recorded differences between runs {before.name} and {after.name}")
-    return 0

@@ -6,19 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.commands import runs
 from headway.commands.flags import Parser
-from headway.commands.runs import (
-    RUN,
-    UNKNOWN,
-    as_json,
-    command_line,
-    duration,
-    outcome,
-    print_changes,
-    restarts,
-    slow_rank,
-    time_shares,
-)
 from headway.commands.tables import when
 from headway.errors import Code, ConfigError
 from headway.history.changes import changes
@@ -33,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
         "successful run of the same script: settings, arguments, code and commit, variables, "
         "machine, data and packages.",
         usage="headway why [--json | --html FILE] [RUN]",
-        appendix=f"\n{RUN}\n",
+        appendix=f"\n{runs.RUN}\n",
     )
     parser.flag("--json", help="print one JSON object")
     parser.flag("--html", metavar="FILE", help="write a self-contained HTML page with charts")
@@ -51,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     elif parsed.json:
         report = "" if record.end is None else record.end.report
         compared = None if good is None else good.name
-        result = {**as_json(record), "report": report, "compared_with": compared}
+        result = {**runs.as_json(record), "report": report, "compared_with": compared}
         print(json.dumps({**result, "changes": [change._asdict() for change in found]}, indent=2))
     else:
         _print(record)
@@ -59,10 +48,13 @@ def main(argv: Sequence[str]) -> int:
             print("\nno earlier successful run of this script is recorded")
         elif found:
             print(f"\nchanged since run {good.name}, which succeeded:")
-            print_changes(found)
+            for change in found:
+                print(f"  {shown(str(change))}")
+                for line in change.detail.splitlines():
+                    print(f"      {shown(line)}")
         else:
             print(f"\nno recorded changes since run {good.name}, which succeeded")
-        if line := command_line(record):
+        if line := runs.command_line(record):
             print(f"\nto repeat it:\n  {line}")
     return 0
 
@@ -71,20 +63,22 @@ def _print(record: RunRecord) -> None:
     start, end = record.start, record.end
     ranks = start.num_processes * start.num_machines
     print(f"run {record.name}: {shown(start.program)} on {ranks} rank{'s' * (ranks > 1)}")
-    print(f"began {when(start.began_at)}, took {duration(record)}, ended: {outcome(record)}")
-    if spent := time_shares(record):
+    print(
+        f"began {when(start.began_at)}, took {runs.duration(record)}, ended: {runs.outcome(record)}"
+    )
+    if spent := runs.time_shares(record):
         print(f"time: {spent}")
-    for number, line in enumerate(restarts(record)):
+    for number, line in enumerate(runs.restarts(record)):
         print("  " * bool(number) + shown(line))
     for kept in record.kept:
         print(f"{kept.what}: {shown(kept.path)}")
-    if slow := slow_rank(record):
+    if slow := runs.slow_rank(record):
         print(slow)
     if end is not None and end.report:
         print()
         for line in end.report.splitlines():
             print(shown(line))
-    elif end is None and outcome(record) == UNKNOWN:
+    elif end is None and runs.outcome(record) == runs.UNKNOWN:
         alone = ", or it created no Accelerator" if start.supervised is None else ""
         print(f"the run's exit was not recorded: the run was killed, or its machine stopped{alone}")
     if record.commit is None:

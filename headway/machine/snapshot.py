@@ -22,7 +22,7 @@ def to_json(machine: Machine) -> str:
 
 
 def load_machine(path: str) -> Machine:
-    """Load the machine from a file written by `headway env --json` or `headway doctor --json`."""
+    """Load the machine from a file written by `headway env --json`."""
     key = ""
     try:
         with open(path, encoding="utf-8") as file:
@@ -43,11 +43,7 @@ def load_machine(path: str) -> Machine:
 
 
 def _read(data: Any) -> Machine:
-    if isinstance(data, dict) and "machine" in data:  # written by `headway doctor --json`
-        data = data["machine"]
-    if not isinstance(data, dict) or "version" not in data:
-        raise SchemaError("", "is not an object with a version")
-    version = data.pop("version")
+    version = data.pop("version", None) if isinstance(data, dict) else None
     if type(version) is not int or version != VERSION:
         raise SchemaError(
             "version", f"is {version!r}, but this version of Headway reads format {VERSION}"

@@ -34,15 +34,6 @@ def test_the_gpu_benchmark_measures_each_contender_and_says_where_a_gpu_is_missi
     assert all(row["tokens_per_s"] > 0 for row in rows)
 
 
-@pytest.mark.long
-def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
-    done = run("checkpoint.py", "--megabytes", "13", "--repeat", "1", "--json", "result.json")
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(Path("result.json").read_text())
-    assert seen["save: DCP"]["ratio"] == 1
-    assert {"save: headway", "save: headway, wait=False", "load: headway"} <= seen.keys()
-
-
 @pytest.mark.distributed
 @pytest.mark.long
 def test_the_benchmarks_of_sharding_and_of_parity_compare_with_plain_torch() -> None:
@@ -53,6 +44,7 @@ def test_the_benchmarks_of_sharding_and_of_parity_compare_with_plain_torch() -> 
 
 
 COMPARED = {  # a small form of each benchmark, and what it compares
+    "checkpoint.py --megabytes 13 --repeat 1": ["verify: headway"],
     "imports.py --repeat 1": ["import torch", "headway"],
     "growth.py --only loaders --repeat 1": ["1", "50"],
     "growth.py --only samples --repeat 1": ["pytorch", "headway", "headway, resumed"],

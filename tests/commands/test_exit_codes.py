@@ -22,7 +22,6 @@ from headway.commands.main import main
         ("checkpoint prune none --keep 1", 1),
         ("why", 2),
         ("logs none", 2),
-        ("runs diff a b", 2),
         ("explain HW999", 2),
         ("doctor --machine none.json", 2),
         ("launch none.py", 2),

@@ -152,16 +152,6 @@ def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
     assert known == {name: json.loads(run("why", "--json")[1])[name] for name in known}
 
 
-def test_two_runs_are_compared() -> None:
-    a = write_run()
-    b = write_run(settings={**START.settings, "device": "cuda"})
-    assert "setting device: cpu -> cuda" in run("runs", "diff", a.name, b.name)[1]
-    (change,) = json.loads(run("runs", "diff", "--json", b.name, a.name)[1])
-    assert (change["kind"], change["before"], change["after"]) == ("setting", "cuda", "cpu")
-    code, text = run("runs", "diff", a.name)
-    assert (code, "needs two runs" in text) == (2, True)
-
-
 @pytest.mark.processes
 def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) -> None:
     tails = {rank: (f"hello of {rank}", "bye") for rank in (0, 1)} | {2: ("",)}

@@ -241,7 +241,7 @@ def test_secrets_stay_out_of_a_snapshot() -> None:
     ("text", "reason"),
     [
         ("", "not a valid machine snapshot"),
-        ("[]", "not an object"),
+        ("[]", "version is None"),
         ('{"version": 9}', "version is 9"),
         ('{"version": 1, "coers": 3}', "unknown fields: coers"),
         ('{"version": 1, "cores": "3"}', "cores is '3', not of type int"),

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import LaunchError, MachineError, UsageError
+from headway.ipc.origin import Layer, Origin
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.run_contract import VARIABLE, RunContract, encode
 from headway.ipc.step_clock import GRADIENTS, DeviceTimer, Event, StepClock
@@ -381,11 +382,15 @@ def test_an_accelerator_can_be_pickled() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunContract("cuda", "no", 1, origins={})
-    monkeypatch.setenv(VARIABLE, encode(run))
+def test_cuda_without_a_gpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = Origin(Layer.USER_PROFILE, "default.yaml", 7)
+    monkeypatch.setenv(VARIABLE, encode(RunContract("cuda", "no", 1, {"device": profile})))
     with pytest.raises(MachineError, match="torch detects 0"):
         Accelerator()
+    Accelerator(cpu=True)
+    assert "Accelerator(cpu=True) overrides device='cuda'" in capsys.readouterr().err
 
 
 def test_ranks_that_cannot_form_a_group_stop_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,10 +96,6 @@ STEP = re.compile(  # in the words of a fix: to set or to remove a setting, or o
 )
 
 
-def name_of(word: str) -> str:
-    return word.removeprefix("HEADWAY_").replace("-", "_").lower()
-
-
 def followed(way: str, sources: Sources, settings: Settings) -> Sources | None:
     """Return the sources after these steps, each taken where the setting was set.
 
@@ -108,7 +104,8 @@ def followed(way: str, sources: Sources, settings: Settings) -> Sources | None:
     after = {layer: dict(sources.get(layer, {})) for layer in LAYERS}
     steps = [*STEP.finditer(way)] if STEP.match(way) else []
     for step in steps:
-        name = "env" if step["variable"] else name_of(step["set"] or step["gone"])
+        word = (step["set"] or step["gone"] or "").removeprefix("HEADWAY_")
+        name = "env" if step["variable"] else word.replace("-", "_").lower()
         layer = settings.origin(name).layer
         held = after[layer if layer in LAYERS else Layer.FLAG]
         if step["set"]:
@@ -131,11 +128,6 @@ def asked(layer: Layer) -> Iterator[tuple[Sources, Machine, Problem]]:
                 yield sources, machine, problem
 
 
-def is_among(problem: Problem, others: Sequence[Problem]) -> bool:
-    """Return whether a problem is reported, wherever it was found."""
-    return (problem.code, problem.names) in [(other.code, other.names) for other in others]
-
-
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer: Layer) -> None:
     seen = set()
@@ -146,7 +138,8 @@ def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer:
         for after in ways:
             if after is not None:
                 left = problems(settings_of(after, machine), machine)
-                assert not is_among(problem, left), (problem, after)
+                known = [(other.code, other.names) for other in left]
+                assert (problem.code, problem.names) not in known, (problem, after)
                 new = [p for p in left if p.code not in [old.code for old in before]]
                 assert not new, (problem, after, new)
         seen.add(problem.code)
