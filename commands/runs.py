@@ -19,6 +19,7 @@ from headway.launcher.step_stats.slow_rank import find_slow_rank, mean_step
 RUN = "RUN: a name listed by `headway runs`, or its beginning or end (default: the newest run)."
 UNKNOWN = "unknown"
 """The status of a run whose exit was not recorded."""
+_SIGNALS = {128 + each: f" ({each.name})" for each in signal.Signals}
 _NAMED = {0: "ok", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "repeated failure"}
 _LEAST_STEPS = 20  # before a rank can be reported as slow
 _MAX_SCRIPT = 22  # characters, where nothing is wrapped; `--json` has all
@@ -133,8 +134,7 @@ def outcome(record: RunRecord) -> str:
     code = record.end.exit_code
     if code is None:
         return "code unknown"
-    name = {each + 128: f" ({each.name})" for each in signal.Signals}.get(code, "")
-    return _NAMED.get(code, f"exit code {code}{name}")
+    return _NAMED.get(code, f"exit code {code}{_SIGNALS.get(code, '')}")
 
 
 def duration(record: RunRecord) -> str:

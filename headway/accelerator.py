@@ -762,7 +762,8 @@ class Accelerator(Process):
     ) -> None:
         """Load a checkpoint written by `save_state`; the same objects must be prepared.
 
-        The checkpoint is verified in full and compared with all objects before any of them changes.
+        The checkpoint is verified and compared with all objects before any of them changes. After a
+        restart, the checksums of this launch's checkpoints are not compared again.
         A loader that was saved in the middle of an epoch resumes at its next sample. If the number
         of ranks differs from the saved run's, random number generators are not restored.
 

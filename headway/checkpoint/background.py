@@ -25,7 +25,7 @@ from headway.distributed.world import before_leaving, group_timeout, rank_and_si
 from headway.errors import HeadwayError
 from headway.ipc import signals
 from headway.ipc.progress import WRITER
-from headway.ipc.stderr import flush_streams
+from headway.ipc.stderr import flush_streams, log
 
 _MANY_TENSORS = 256  # fewer are written in less time than the pauses would add
 _FLUSHES = 64  # between two pauses: after each pause, the processor's caches are cold
@@ -167,8 +167,10 @@ def fail_at_exit(error: Exception) -> None:
     if isinstance(error, HeadwayError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _exit_with(error.exit_code)
-    if getattr(sys, "last_type", None) is None:  # usually, another rank has caused both errors
+    if getattr(sys, "last_type", None) is None:
         traceback.print_exception(error)
+    else:  # usually, another rank has caused both errors
+        log(f"note: the checkpoint was not written: {type(error).__name__}: {error}")
     _exit_with(1)
 
 

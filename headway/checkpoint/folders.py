@@ -456,7 +456,7 @@ def remove_leftovers(project: Path) -> None:
 
 
 COMPLETE, INCOMPLETE, UNREADABLE = "complete", "incomplete", "unreadable"
-"""States of a checkpoint by its manifest and the sizes of its files; see `_inspect`."""
+"""States of a checkpoint by its manifest and the sizes of its files, not by checksums."""
 
 
 class ListedCheckpoint(NamedTuple):
@@ -476,7 +476,6 @@ def listed_in(folder: Path) -> list[ListedCheckpoint]:
 
 
 def _inspect(path: Path) -> ListedCheckpoint:
-    """`headway checkpoint verify` reports why a checkpoint cannot be read."""
     try:
         manifest = read_manifest(path)
         is_complete = all(_is_file_of_size(path / file.path, file.size) for file in manifest.files)

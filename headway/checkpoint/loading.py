@@ -32,10 +32,7 @@ Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
 
 
 def load_checkpoint(
-    folder: Path,
-    like: Like = lambda _, saved, __: saved,
-    *,
-    launched_at: float = 0.0,
+    folder: Path, like: Like = lambda _, saved, __: saved, *, launched_at: float = 0.0
 ) -> Loaded:
     """Verify and read a checkpoint; a collective call, which raises on all ranks or on none.
 

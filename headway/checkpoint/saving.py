@@ -204,6 +204,7 @@ def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> 
 
 
 def attempt(step: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
+    """Return the result of `step`, or the arguments of the CheckpointError for its error."""
     try:
         return step(), None
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything

@@ -370,7 +370,7 @@ _NOT_AT_END = (
 )
 _REST = (
     "note: an evaluation loop yielded only the batches after the checkpoint's position in the"
-    " epoch. Evaluate a loaded checkpoint with a loader that does not train, or save after an epoch"
+    " epoch. Evaluate a loaded checkpoint with a separate loader, or save it between two epochs"
 )
 _LAST_BATCH = (
     "note: the checkpoint was saved in the body of a loop's last batch: the epoch is complete, so"

@@ -388,7 +388,7 @@ def record_successor(old: torch.Tensor, new: torch.Tensor) -> None:
 
 def _refuse_hook(_: object) -> NoReturn:
     raise UsageError(
-        "a hook of a sharded parameter would not run, because the gradient is that of its shards",
+        "a hook of a sharded parameter would not run",
         where="the script's register_hook(...)",
         fix="change the gradient after backward() instead, or use strategy ddp",
         code=Code.SHARDING,

@@ -263,8 +263,7 @@ def refused(folder: Path) -> CheckpointError:
 
 
 def num_open_writers() -> int:
-    found = [one for one in gc.get_objects() if isinstance(one, io.BufferedWriter)]
-    return sum(not one.closed for one in found)
+    return sum(isinstance(one, io.BufferedWriter) and not one.closed for one in gc.get_objects())
 
 
 def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_cause(

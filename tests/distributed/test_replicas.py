@@ -247,9 +247,8 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         accelerator.prepare(torch.utils.data.TensorDataset(DATA), DATA, "text", None)
 
     def of_another() -> None:
-        accelerator, weights = Accelerator(), [*torch.nn.Linear(1, 1).parameters()]
-        net = accelerator.prepare(Net())
-        optimizer = accelerator.prepare(torch.optim.SGD([*net.parameters(), *weights], lr=0.1))
+        (accelerator, net, _), other = prepared(), torch.ones(1, requires_grad=True)
+        optimizer = accelerator.prepare(torch.optim.SGD([*net.parameters(), other], lr=0.1))
         step(accelerator, optimizer, net(DATA).sum())
 
     def as_it_is() -> None:

@@ -52,6 +52,10 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
         assert process_progress().step == run.step  # of a failure before the next one
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
+    training.accelerator.load_state(CHECKPOINTS / "step_00000012")
+    with torch.no_grad():
+        assert len([*training.loader]) == 3
+    assert "an evaluation loop yielded only the batches" in capsys.readouterr().err
 
 
 def test_a_script_that_changes_the_folder_keeps_its_project(
@@ -60,14 +64,12 @@ def test_a_script_that_changes_the_folder_keeps_its_project(
     training = Training()
     training.train_to(3, every=3)
     (other := tmp_path / "other").mkdir()
-    with monkeypatch.context() as patch:
-        patch.chdir(other)
-        training.train_to(6, every=3)
     for _ in training.batches():
         training.accelerator.checkpoint(every=1)
     with monkeypatch.context() as patch:
         patch.chdir(other)
         training.accelerator.wait_for_checkpoint()
+        training.train_to(training.optimizer.step_count + 1, every=1)
     assert not [*other.iterdir()]
     assert Training().accelerator.resume().step == training.optimizer.step_count
 
