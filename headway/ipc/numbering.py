@@ -18,6 +18,7 @@ ALONE_VARIABLE, ALONE = "HEADWAY_CLUSTER", "none"
 PROCESS, MACHINE = "process", "machine"
 STEP_VARIABLE, _STEP_SIZE = "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"
 _TERMINAL = "SLURM_PTY_PORT"
+_ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch scripts and shells have ids from here on
 
 
@@ -97,9 +98,7 @@ NUMBERINGS: Mapping[str, Numbering] = {
         # torchrun and container hooks set LOCAL_RANK; AzureML also sets NODE_RANK
         applies=lambda env: (
             {"RANK", "MASTER_ADDR"} <= env.keys()
-            and (
-                "LOCAL_RANK" not in env or ("NODE_RANK" in env and "TORCHELASTIC_RUN_ID" not in env)
-            )
+            and ("LOCAL_RANK" not in env or ("NODE_RANK" in env and _ELASTIC_RUN not in env))
         ),
     ),
     "kubernetes": Numbering("an indexed Job", "", "JOB_COMPLETION_INDEX", MACHINE),

@@ -257,12 +257,13 @@ def _require_shardable(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
         if hooks or parameter.numel() == 0:
-            why = "has a hook" if hooks else "is empty"
+            why, fix = "has a hook", "change its gradient after backward() instead"
+            if not hooks:
+                why, fix = "is empty", "remove it from the model"
             raise UsageError(
                 f"the parameter {name} of {type(model).__name__} {why} and cannot be sharded",
                 where=PREPARE,
-                fix="use strategy ddp; or remove empty parameters from the model, and change"
-                " gradients after backward() instead of in a hook",
+                fix=f"{fix}, or use strategy ddp",
                 code=Code.SHARDING,
             )
 
