@@ -208,6 +208,10 @@ class Preemption:
         self._report()
         atexit.unregister(self._report)
         if self._signals is not None:
+            received = self._signals.request
+            is_unheard = self._request is StopRequest.NONE and received > StopRequest.TIME_LIMIT
+            if is_unheard and self._training.world.is_main:
+                log(f"{received} arrived after the last checkpoint(); the training is complete")
             self._signals.release()
 
     # ------------------------------------------------------------------ saving
@@ -262,9 +266,8 @@ class Preemption:
         interval, schedule = self._interval, self._schedule
         is_due = schedule.is_due(interval, step)
         if self._request is StopRequest.NONE and (is_due or step >= self._by_steps.next_at):
-            is_late = schedule.is_late(interval)
-            asked = self._trap_signals().request
-            request, is_late = self._by_steps.agree(step, asked, is_due=is_late)
+            due_in_s, asked = schedule.due_in_s(interval), self._trap_signals().request
+            request, is_late = self._by_steps.agree(step, asked, due_in_s=due_in_s)
             self._record_request(request)
             is_due |= is_late
         schedule.schedule_check(interval, step, self._by_steps.next_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import time
@@ -22,7 +23,7 @@ from headway.ipc.stderr import log, log_in_handler
 
 INTERRUPTED = 130
 
-_AGREE_EVERY_S = 0.5  # between agreements of the ranks; a stop waits about this long
+_AGREE_EVERY_S = 0.5  # at most, between agreements of the ranks; a stop waits about this long
 _GROWTH = 2  # maximum factor between successive agreement intervals, as steps may become slow
 _CPU = torch.device("cpu")
 
@@ -159,20 +160,21 @@ class Agreement:
         return agreed
 
     def agree(
-        self, unit: int, request: StopRequest, *, is_due: bool = False
+        self, unit: int, request: StopRequest, *, due_in_s: float = math.inf
     ) -> tuple[StopRequest, bool]:
         """Return the agreed request and whether a save is due; all ranks must pass the same `unit`.
 
-        `is_due` is used only on rank 0.
+        `due_in_s`, the time until a save is due, is used only on rank 0. The next agreement is at
+        the last unit before that time.
         """
         now, before, units = time.monotonic(), self._agreed_at, unit - self._unit
         self._agreed_at, self._unit = now, unit
         following = 1
         if before is not None and units > 0:
-            fitting = int(_AGREE_EVERY_S * units / max(now - before, 1e-9))
+            fitting = int(min(_AGREE_EVERY_S, due_in_s) * units / max(now - before, 1e-9))
             following = max(1, min(fitting, _GROWTH * units))
         rank, size = rank_and_size()
-        mine = (int(request), int(is_due), following) if rank == 0 else (int(request), 0, 0)
+        mine = (int(request), int(due_in_s <= 0), following) if rank == 0 else (int(request), 0, 0)
         if size > 1:
             has_cpu = group_backend(_CPU) is not None
             reduced = torch.tensor(mine, device=_CPU if has_cpu else self._device)

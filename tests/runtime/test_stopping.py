@@ -95,6 +95,15 @@ def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_
     assert f"{said}{again}\n" in capfd.readouterr().err
 
 
+def test_a_signal_after_the_last_checkpoint_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    training.train_to(2, every="1h")
+    signal.raise_signal(signal.SIGTERM)
+    training.accelerator.end_training()
+    said = "SIGTERM arrived after the last checkpoint(); the training is complete\n"
+    assert said in capfd.readouterr().err
+
+
 def test_a_script_handler_that_exits_prevents_a_save(capfd: pytest.CaptureFixture[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Training().train_to(1, every="1h")
@@ -229,6 +238,22 @@ def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     now[0] += 10 * units  # the steps have become slow
     agreement.agree(unit, StopRequest.NONE)
     assert agreement.next_at == unit + 1
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 0.45, 3.0])
+def test_ranks_agree_when_a_save_is_due(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
+    now, saved_at = 0.0, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    agreement = Agreement(torch.device("cpu"))
+    for step in range(1000):
+        now = 0.02 * step
+        if step >= agreement.next_at:
+            due_in_s = saved_at[-1] + interval_s - now
+            _, is_due = agreement.agree(step, StopRequest.NONE, due_in_s=due_in_s)
+            saved_at += [now] * is_due
+    gaps = [later - earlier for earlier, later in pairwise(saved_at[2:])]
+    assert gaps
+    assert max(gaps) <= interval_s + 0.021
 
 
 @pytest.mark.processes
