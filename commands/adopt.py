@@ -16,17 +16,17 @@ SCRIPTS = "SCRIPT: a script, or a folder to search for .py files that import acc
 _GUIDES = (
     (
         ("transformers", "trl", "sentence_transformers", "diffusers"),
-        "its library imports accelerate itself: run it unchanged with `headway launch`; see"
-        " docs/reference/launching.md and docs/reference/accelerate.md",
+        "its library imports accelerate itself: run it unchanged with `headway launch`, or with"
+        " `headway launch --replace-accelerate` to use Headway's runtime",
     ),
     (
         ("lightning", "pytorch_lightning", "lightning_fabric"),
-        "Lightning has its own runtime: run it unchanged with `headway launch`; see"
-        " docs/guides/coming-from.md",
+        "Lightning has its own runtime: run it unchanged with `headway launch`",
     ),
     (
         ("torch",),
-        "see docs/guides/coming-from.md for the lines to change; torchrun scripts run unchanged",
+        "torchrun scripts run unchanged; for the lines to change, see the page `Coming from another"
+        " library` of Headway's documentation",
     ),
 )
 """Advice for scripts that do not import Accelerate, by imported package; the first match wins."""

@@ -54,7 +54,7 @@ _UNSUPPORTED = {  # flag: the fix; "--a-" matches all flags with this prefix
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
     "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
     "--fp8-": "pass --mixed-precision bf16",
-    "--fsdp-": "pass --strategy fsdp; see docs/guides/sharding.md for its settings",
+    "--fsdp-": "pass --strategy fsdp; `headway launch --help` lists its flags",
     **dict.fromkeys(
         (
             *("--use-deepspeed", "--deepspeed-", "--zero-stage", "--zero3-", "--use-megatron-lm"),

@@ -222,7 +222,7 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
         *(_share(rank[f"{name}_share"]) for name in ("compute", "data", "sync", "save")),
         _number(rank["samples_per_s"]),
         *(size(n) if n else _UNKNOWN for n in (rank["rss_bytes"], rank["device_bytes"])),
-        ("(machine lost) " if rank["is_lost"] else quiet) + shown(rank["last_line"]),
+        ("(machine lost) " if rank["is_lost"] else quiet) + shown(rank["last_line"].expandtabs()),
     )
 
 

@@ -144,7 +144,7 @@ def _lone_pod(plan: LaunchPlan) -> Iterator[str]:
     if origin.layer is Layer.DETECTED and not plan.settings.origin("cluster").is_user_set:
         yield (
             f"this pod has index {index} of an indexed Job and trains alone; to train together, "
-            "set num_machines and main_address (see docs/guides/clusters.md)"
+            "set num_machines and main_address"
         )
 
 

@@ -45,9 +45,9 @@ def test_each_name_has_its_lines_and_all_its_differences(
 @pytest.mark.parametrize(
     ("text", "guide"),
     [
-        ("import torch.distributed\n", "docs/guides/coming-from.md"),
-        ("import torch\nimport lightning.pytorch as pl\n", "docs/guides/coming-from.md"),
-        ("import torch\nfrom transformers import Trainer\n", "docs/reference/accelerate.md"),
+        ("import torch.distributed\n", "Coming from another library"),
+        ("import torch\nimport lightning.pytorch as pl\n", "run it unchanged"),
+        ("import torch\nfrom transformers import Trainer\n", "--replace-accelerate"),
         ("import torch\nfrom headway import Accelerator\n", "already imports headway"),
         ("import os\n", "neither accelerate nor torch"),
     ],
