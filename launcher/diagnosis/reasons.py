@@ -14,7 +14,7 @@ from headway.ipc.records import Crash
 from headway.ipc.stderr import shown
 from headway.launcher.diagnosis import torch_messages as texts
 from headway.launcher.diagnosis.stacks import parse_traceback, user_frame
-from headway.launcher.diagnosis.torch_messages import Text, contains
+from headway.launcher.diagnosis.torch_messages import contains
 
 
 class Evidence(NamedTuple):
@@ -64,7 +64,7 @@ def _for_crash(name: str, matches: Callable[[Crash], bool], fix: str, more: str 
     )
 
 
-def _for_text(name: str, known: Sequence[Text], fix: str) -> Reason:
+def _for_text(name: str, known: Sequence[str], fix: str) -> Reason:
     """Return a reason that matches unhandled exceptions by their message."""
     return _for_crash(name, lambda crash: contains(crash.message, known), fix)
 
@@ -195,7 +195,7 @@ REASONS = (
     ),
     _for_crash(
         "debugger_left",
-        lambda crash: crash.kind == texts.DEBUGGER_LEFT.text,
+        lambda crash: crash.kind == texts.DEBUGGER_LEFT,
         "pass --debug-rank RANK to attach the terminal to one rank, and num_workers=0 to debug a "
         "loader worker; on other ranks, breakpoint() and pdb.set_trace() do nothing; exit the "
         "debugger with c, not with q",
@@ -350,14 +350,12 @@ def _has_lost_loader_worker(seen: Evidence) -> bool:
 
 def is_out_of_memory(crash: Crash) -> bool:
     """Return whether a device ran out of memory; MPS errors are recognized by their message."""
-    return crash.kind == texts.OUT_OF_MEMORY_ERROR.text or contains(
-        crash.message, texts.OUT_OF_MEMORY
-    )
+    return crash.kind == texts.OUT_OF_MEMORY_ERROR or contains(crash.message, texts.OUT_OF_MEMORY)
 
 
 def is_communication_error(crash: Crash) -> bool:
     """Return whether gloo or NCCL failed, possibly because of another rank."""
-    if crash.kind in [error.text for error in texts.COMMUNICATION_ERRORS]:
+    if crash.kind in texts.COMMUNICATION_ERRORS:
         return True
     is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
     return is_torchs and contains(crash.message, texts.COMMUNICATION)

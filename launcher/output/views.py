@@ -40,7 +40,7 @@ class View:
         self._target = target
         self._rest = b""  # the unfinished last line
         self._due = _NEVER
-        torchs_prefix = RANK_PREFIX.text.format(rank=rank).encode()
+        torchs_prefix = RANK_PREFIX.format(rank=rank).encode()
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
     def feed(self, data: bytes) -> None:
