@@ -96,22 +96,22 @@ class RunSocket:
                 return
             connection.settimeout(_REQUEST_TIMEOUT_S)
             request = json.loads(connection.recv(_MAX_REQUEST))
-            answer: dict[str, Any] = {"run": self._run._asdict()}
+            answer: dict[str, Any] = {"run": self._run._asdict(), "stats": self.stats()}
             if "stacks" in request:
                 answer["stacks"] = self.describe()
-            if "stats" in request:
-                answer["stats"] = self.stats()
             connection.sendall(json.dumps(answer).encode())
 
 
 def list_runs() -> list[ActiveRun]:
     """Return this user's active runs on this machine, oldest first."""
-    return [run for run, _ in _ask_all({})]
+    return [run for run, _ in request_stats()]
 
 
 def request_stats() -> list[tuple[ActiveRun, dict[str, Any]]]:
     """Return this user's active runs on this machine with their statistics, oldest first."""
-    return [(run, answer.get("stats", _NO_STATS)) for run, answer in _ask_all({"stats": "all"})]
+    answers = [_ask(address) for address in _list_addresses()]
+    found = [(run, answer.get("stats", _NO_STATS)) for run, answer in answers if run is not None]
+    return sorted(found, key=lambda pair: pair[0].began_at)
 
 
 def request_stacks(pid: int, timeout_s: float) -> str | None:
@@ -120,32 +120,23 @@ def request_stacks(pid: int, timeout_s: float) -> str | None:
     Raises TimeoutError if the launcher does not answer within `timeout_s`.
     """
     for address in _list_addresses():
-        run, _ = _ask(address, {})
+        run, _ = _ask(address)
         if run is not None and run.pid == pid:
-            try:
-                return _send_request(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
-            except _NoAnswer:
-                raise TimeoutError from None
+            return _send_request(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
     return None
 
 
-def _ask_all(request: dict[str, Any]) -> list[tuple[ActiveRun, dict[str, Any]]]:
-    answers = [_ask(address, request) for address in _list_addresses()]
-    found = [(run, answer) for run, answer in answers if run is not None]
-    return sorted(found, key=lambda pair: pair[0].began_at)
-
-
-class _NoAnswer(Exception):
+class _NoAnswer(TimeoutError):
     """Raised if a launcher of this user does not answer; the argument is its pid."""
 
 
-def _ask(address: str, request: dict[str, Any]) -> tuple[ActiveRun | None, dict[str, Any]]:
+def _ask(address: str) -> tuple[ActiveRun | None, dict[str, Any]]:
     """Return the run at this address and its launcher's answer, which is {} if it is suspended.
 
     The run is None if the launcher has exited or does not answer.
     """
     try:
-        return _send_request(address, request, _TIMEOUT_S)
+        return _send_request(address, {}, _TIMEOUT_S)
     except _NoAnswer as no_answer:
         (pid,) = no_answer.args
     if not read_state(pid).is_stopped:
@@ -167,18 +158,18 @@ def _send_request(
             connection.sendall(json.dumps(request).encode())
             answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
             run = read(ActiveRun, answer["run"])
-            return run._replace(pid=_peer(connection)[0] or run.pid), answer
+            return run._replace(pid=peer_of(connection)[0] or run.pid), answer
         except TimeoutError:
-            raise _NoAnswer(_peer(connection)[0]) from None
+            raise _NoAnswer(peer_of(connection)[0]) from None
         except (OSError, ValueError, TypeError, KeyError):  # exited, or another version
             return None, {}
 
 
 def _is_same_user(connection: socket.socket) -> bool:
-    return _peer(connection)[1] == os.geteuid()
+    return peer_of(connection)[1] == os.geteuid()
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and user of the peer process, according to the kernel."""
     if not _HAS_ABSTRACT_NAMES:  # other users cannot access the folder
         return 0, os.geteuid()
@@ -196,18 +187,25 @@ def _new_address() -> str:
 
 def _list_addresses() -> list[str]:
     if _HAS_ABSTRACT_NAMES:
-        start = f"@{_PREFIX}-{os.geteuid()}-"
-        names: set[str] = set()
-        with (
-            suppress(OSError),  # missing in some sandboxes
-            open("/proc/net/unix", encoding="utf-8", errors="replace") as file,
-        ):
-            names = {line.split()[-1] for line in file}
-        return [f"\0{name[1:]}" for name in names if name.startswith(start)]
+        return [f"\0{name}" for name in abstract_names(f"{_PREFIX}-{os.geteuid()}-")]
     folder = runtime_folder()
     with suppress(PermissionError):
         return [os.path.join(folder, name) for name in os.listdir(_create_private_folder(folder))]
     return []
+
+
+def abstract_names(prefix: str) -> list[str]:
+    """Return the sorted names in Linux's abstract namespace that start with `prefix`; see proc(5).
+
+    The names must not contain blanks.
+    """
+    names: set[str] = set()
+    with (
+        suppress(OSError),  # missing in some sandboxes
+        open("/proc/net/unix", encoding="utf-8", errors="replace") as file,
+    ):
+        names = {line.split()[-1] for line in file}
+    return sorted(name[1:] for name in names if name.startswith(f"@{prefix}"))
 
 
 def runtime_folder() -> str:

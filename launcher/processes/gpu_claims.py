@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from contextlib import ExitStack, closing
 
 from headway.errors import Code, MachineError
 from headway.ipc.stderr import log
+from headway.launcher.diagnosis.run_socket import abstract_names, peer_of
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
 
@@ -34,7 +34,6 @@ NAME_PREFIX = "headway-gpu"
 _WAITING = "waits-since-"
 POLL_S = 2.0  # querying all GPUs takes a fraction of a second
 _HAS_NAMES = sys.platform == "linux"
-_UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
 def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | None) -> Machine:
@@ -90,7 +89,7 @@ def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | 
 
 def waiting_launches() -> list[str]:
     """Return the processes that wait for GPUs on this machine, and the GPUs, in queue order."""
-    owners = {name: _owner(name) for name in _waiting()} if _HAS_NAMES else {}
+    owners = {name: _owner(name) for name in _waiting()}
     return [f"{who}, for {name.rpartition('-')[2]}" for name, who in owners.items() if who]
 
 
@@ -100,11 +99,9 @@ def _launches(waiting: Sequence[str]) -> str:
 
 
 def _waiting() -> list[str]:
-    """Return the socket names of waiting launches, in queue order; see net/unix in proc(5)."""
-    begin = f" @{NAME_PREFIX}-{_WAITING}"
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        found = {line.rpartition(f"@{NAME_PREFIX}-")[2].rstrip() for line in file if begin in line}
-    return sorted(found)
+    """Return the socket names of waiting launches, in queue order."""
+    found = abstract_names(f"{NAME_PREFIX}-{_WAITING}")
+    return [name.removeprefix(f"{NAME_PREFIX}-") for name in found]
 
 
 def with_claims(machine: Machine) -> Machine:
@@ -129,8 +126,7 @@ def _owner(name: str) -> str:
             return ""
         except OSError:  # the socket's backlog is full
             return "process unknown"
-        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(credentials)
+        pid, uid = peer_of(probe)
     process = f"process {pid}" if pid else "a process"  # 0: in another container
     return f"{process} of {_user(uid)}"
 

@@ -33,7 +33,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStats]:
     own = {
         address
         for address in run_socket._list_addresses()
-        if (run := run_socket._ask(address, {})[0]) and run.pid == os.getpid()
+        if (run := run_socket._ask(address)[0]) and run.pid == os.getpid()
     }
     monkeypatch.setattr(run_socket, "_list_addresses", lambda: [*own])
     other = RunStats()

@@ -44,7 +44,7 @@ def ours() -> list[ActiveRun]:
 
 def own_address() -> str:
     """Return the address of the run of this test; others of the same user may be ending."""
-    runs = ((address, run_socket._ask(address, {})[0]) for address in run_socket._list_addresses())
+    runs = ((address, run_socket._ask(address)[0]) for address in run_socket._list_addresses())
     return next(address for address, run in runs if run and run.pid == os.getpid())
 
 
