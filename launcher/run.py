@@ -69,8 +69,7 @@ def run(
             with exit_on_stop_signals(starter, recorder), import_of_torch:
                 from headway.launcher.processes.supervise import supervise
 
-            color = wants_color(environ)
-            code = supervise(plan, starter, run_socket, color, environ, recorder)
+            code = supervise(plan, starter, run_socket, environ, recorder)
             if recorder is not None:
                 recorder.exit_code = code
             return code
@@ -181,11 +180,6 @@ def _exit_of(error: BaseException) -> tuple[int, str]:
         return int(error.code or 0), "stopped before the ranks had started"
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     return code, str(error) or type(error).__name__
-
-
-def wants_color(environ: Mapping[str, str]) -> bool:
-    """Return whether NO_COLOR and TERM allow colors; see no-color.org."""
-    return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

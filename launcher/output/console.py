@@ -7,11 +7,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, redirect_stderr
 from typing import TextIO
 
-from headway.ipc.stderr import line_of
+from headway.ipc.stderr import flush_streams, line_of
 from headway.launcher.output.sinks import Sink
 
 _NOTICE_S = 1.0  # before a wait for a reader is reported
@@ -44,15 +44,12 @@ class Console:
         self.is_prefixed = prefixed
         self._colored = colored
         self._ranks = ranks
-        self._fds = {}
-        for target, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with suppress(OSError):  # the disk is full; the sink reports it later
-                stream.flush()
-            self._fds[target] = stream.fileno()
-        out = Sink(self._fds[1], sys.stdout.isatty(), self._note_change)
+        flush_streams()  # a sink reports an error later
+        self._fds = {1: sys.stdout.fileno(), 2: sys.stderr.fileno()}
+        out = Sink(self._fds[1], sys.stdout.isatty(), lambda: self.on_change())
         error = out
         if not os.path.sameopenfile(self._fds[1], self._fds[2]):
-            error = Sink(self._fds[2], sys.stderr.isatty(), self._note_change)
+            error = Sink(self._fds[2], sys.stderr.isatty(), lambda: self.on_change())
         self._sinks = {1: out, 2: error}
         terminals = (sink for sink in (error, out) if sink.is_terminal)
         self._footer_sink = next(terminals, None) if is_ansi and not is_raw else None
@@ -62,15 +59,9 @@ class Console:
     def begin(self, ranks: Iterable[int]) -> None:
         self.first_rank = min(filter(self.is_shown, ranks), default=0)
 
-    @contextmanager
-    def capture_stderr(self) -> Iterator[None]:
+    def capture_stderr(self) -> AbstractContextManager[object]:
         """Redirect `sys.stderr` to the queue of the ranks' output, so that writes do not block."""
-        usual = sys.stderr
-        sys.stderr = _StderrQueue(self._log, usual)
-        try:
-            yield
-        finally:
-            sys.stderr = usual
+        return redirect_stderr(_StderrQueue(self._log, sys.stderr))
 
     def is_shown(self, rank: int) -> bool:
         return self._ranks is None or rank in self._ranks
@@ -177,14 +168,16 @@ class Console:
                 os.dup2(self._fds[1] if is_left else null, self._fds[target])
         os.close(null)
 
-    def _note_change(self) -> None:
-        self.on_change()
-
     def _prefix(self, rank: int, sink: Sink) -> bytes:
         label = f"[{rank}]"
         if self._colored and sink.is_terminal:
             label = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{label}\x1b[0m"
         return f"{label} ".encode()
+
+
+def wants_color(environ: Mapping[str, str]) -> bool:
+    """Return whether NO_COLOR and TERM allow colors; see no-color.org."""
+    return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 class StatusLine:

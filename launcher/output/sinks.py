@@ -75,11 +75,18 @@ class Sink:
             if before is not None and not continues and (prefix or is_new or before[0] != owner[0]):
                 text = b"\n" + text
             self.owner = None if text.endswith(b"\n") else owner
-            self._add(text)
+            self.forward(text)
 
     def forward(self, data: bytes) -> None:
+        """Queue bytes that are written unchanged."""
         with self._changed:
-            self._add(data)
+            if self._is_discarding or not data:
+                return
+            if not self._size:
+                self._progress_at = time.monotonic()
+            self._queue.append(data)
+            self._size += len(data)
+            self._changed.notify_all()
 
     def log(self, text: str) -> None:
         """Queue text from the launcher; if the last line is unfinished, end that line first."""
@@ -87,7 +94,7 @@ class Sink:
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
                 self.end_line()
-                self._add(data)
+                self.forward(data)
 
     def show_footer(self, text: str) -> None:
         """Show or replace the line below all output on a terminal; an empty string removes it."""
@@ -100,7 +107,7 @@ class Sink:
     def end_line(self) -> None:
         with self._changed:
             if self.owner is not None:
-                self._add(b"\n")
+                self.forward(b"\n")
                 self.owner = None
 
     def wait(self, until: float) -> bool:
@@ -130,15 +137,6 @@ class Sink:
             self._changed.notify_all()
         if not is_blocked:
             self._thread.join()
-
-    def _add(self, data: bytes) -> None:
-        if self._is_discarding or not data:
-            return
-        if not self._size:
-            self._progress_at = time.monotonic()
-        self._queue.append(data)
-        self._size += len(data)
-        self._changed.notify_all()
 
     def _run(self) -> None:
         while True:

@@ -39,17 +39,12 @@ class View:
         self._rank = rank
         self._target = target
         self._rest = b""  # the unfinished last line
-        self._due = _NEVER
+        self.due = _NEVER  # the monotonic time at which to call `show_due`
         torchs_prefix = RANK_PREFIX.format(rank=rank).encode()
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
     def feed(self, data: bytes) -> None:
         self._console.forward(self._target, data)
-
-    @property
-    def due(self) -> float:
-        """The monotonic time at which to call `show_due`."""
-        return self._due
 
     def show_due(self) -> None:
         """Show an unfinished line after its delay."""
@@ -94,17 +89,17 @@ class FileView(View):
         end = text.rfind(b"\n") + 1
         if end:
             self._show_lines(text[:end])
-            self._due = _NEVER
+            self.due = _NEVER
         self._rest = _last_state(text[end:])
         if len(self._rest) > MAX_LINE:
             self.show_due()
-        elif self._rest and self._due == _NEVER:
-            self._due = time.monotonic() + self._unfinished_s
+        elif self._rest and self.due == _NEVER:
+            self.due = time.monotonic() + self._unfinished_s
             if _is_bar(self._rest):
-                self._due = max(self._due, self._shown_at + self._bar_s)
+                self.due = max(self.due, self._shown_at + self._bar_s)
 
     def show_due(self) -> None:
-        self._due = _NEVER
+        self.due = _NEVER
         if b"\r" not in self._rest or len(self._rest) > MAX_LINE:
             self._write_rest()
         elif (state := _last_drawn(self._rest)) not in (b"", self._shown_state):
@@ -165,12 +160,12 @@ class TerminalView(View):
         if len(self._rest) > MAX_LINE:
             self.show_due()
         elif not self._rest:
-            self._due = _NEVER
-        elif end > 0 or self._due == _NEVER:
-            self._due = time.monotonic() + _TERMINAL_DELAY_S
+            self.due = _NEVER
+        elif end > 0 or self.due == _NEVER:
+            self.due = time.monotonic() + _TERMINAL_DELAY_S
 
     def show_due(self) -> None:
-        self._due = _NEVER
+        self.due = _NEVER
         self._write_rest()
 
     def finish(self) -> None:

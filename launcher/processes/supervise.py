@@ -23,7 +23,7 @@ from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import NO_GROUP_AFTER_S, Watch
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
-from headway.launcher.output.console import Console, StatusLine
+from headway.launcher.output.console import Console, StatusLine, wants_color
 from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, Output
 from headway.launcher.plan.notes import final_notes
 from headway.launcher.plan.plan import LaunchPlan, counted
@@ -46,9 +46,8 @@ def supervise(
     plan: LaunchPlan,
     starter: Starter,
     run_socket: RunSocket | None,
-    colored: bool,
     environ: Mapping[str, str],
-    recorder: Recorder | None = None,
+    recorder: Recorder | None,
 ) -> int:
     """Run all ranks of this machine and return the launcher's exit code.
 
@@ -61,7 +60,7 @@ def supervise(
     is_raw = settings.output == RAW
     console = Console(
         prefixed=settings.num_processes * settings.num_machines > 1 and not is_raw,
-        colored=colored,
+        colored=wants_color(environ),
         ranks=() if is_debugged else settings.ranks,
         is_raw=is_raw,
         is_ansi=environ.get("TERM", "dumb") != "dumb",

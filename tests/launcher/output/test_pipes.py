@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from headway.launcher.output import console, views
+from headway.launcher.output.console import wants_color
 from headway.launcher.output.pipes import Output
-from headway.launcher.run import wants_color
 
 
 class Ranks:
