@@ -197,8 +197,8 @@ def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> No
     if plan.not_hooked is None:
         from headway.launcher.rank.worker import bootstrap_code
 
-        code = bootstrap_code("rank.worker", "main_alone")
-        command = [*plan.python, "-c", code, program.kind, program.name, *program.args]
+        code = bootstrap_code("rank.worker")
+        command = [*plan.python, "-c", code, "", program.kind, program.name, *program.args]
     try:
         os.execve(command[0], command, environment)
     except OSError as error:

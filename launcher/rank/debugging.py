@@ -35,13 +35,12 @@ def borrowed_terminal() -> Iterator[None]:
 
     modes = termios.tcgetattr(0)
     # SIGTTOU would suspend a background launcher when it sets the modes
-    before = signals.trap(signal.SIG_IGN, signal.SIGTSTP, signal.SIGTTOU)
-    try:
-        yield
-    finally:
-        with suppress(termios.error):  # the terminal has been closed
-            termios.tcsetattr(0, termios.TCSADRAIN, modes)
-        signals.restore_handlers(before)
+    with signals.trapped(signal.SIG_IGN, signal.SIGTSTP, signal.SIGTTOU):
+        try:
+            yield
+        finally:
+            with suppress(termios.error):  # the terminal has been closed
+                termios.tcsetattr(0, termios.TCSADRAIN, modes)
 
 
 def skip_prompts() -> None:

@@ -19,6 +19,8 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import islice
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -167,14 +169,11 @@ def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
     return tuple(_calls(frames[tid]) for tid in sorted(frames, key=lambda tid: tid != _MAIN_THREAD))
 
 
-def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
+def _calls(frame: FrameType) -> tuple[Frame, ...]:
     """Return the calls that lead to `frame`, with the most recent call last."""
-    calls: list[Frame] = []
-    while frame is not None and len(calls) < _MAX_FRAMES:
-        code = frame.f_code
-        calls.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
-        frame = frame.f_back
-    return tuple(reversed(calls))
+    calls = islice(walk_stack(frame), _MAX_FRAMES)
+    stack = [Frame(of.f_code.co_filename, line or 0, of.f_code.co_name) for of, line in calls]
+    return tuple(reversed(stack))
 
 
 def read_groups() -> tuple[Group, ...]:

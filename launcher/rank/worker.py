@@ -39,39 +39,39 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 T = TypeVar("T")
 
+_now = time.time  # a script may replace it
 _GLOO_WAIT_S = 0.02  # for gloo's threads to release their last works; see distributed/world.py
 
 _BOOTSTRAP = """\
 import sys
 if sys.path[:1] == [""]: del sys.path[0]
-from headway.launcher.{module} import {function}
-{function}()
+from headway.launcher.{} import main
+main()
 """
 
 
-def bootstrap_code(module: str, function: str = "main") -> str:
-    """Return Python code that calls a function of a launcher module, for `python -c`.
+def bootstrap_code(module: str) -> str:
+    """Return Python code that calls `main` of a launcher module, for `python -c`.
 
     The code removes the working directory, which Python puts first on sys.path with -c, because a
     user's file there could shadow any module.
     """
-    return _BOOTSTRAP.format(module=module, function=function)
+    return _BOOTSTRAP.format(module)
 
 
 def main() -> None:
-    """Run the program from the command line in this new interpreter."""
+    """Run the program from the command line in this new interpreter.
+
+    The status channel is empty if this process has replaced the launcher.
+    """
     channel, kind, name, *args = sys.argv[1:]
-    os.set_inheritable(int(channel), False)
     atexit.register(finish_process)
+    if not channel:
+        run_alone(kind, name, args)
+        return
+    os.set_inheritable(int(channel), False)
     rank_monitor.start(int(channel))
     run_program(kind, name, args, blocked=STOP_SIGNALS)
-
-
-def main_alone() -> None:
-    """Run the program in this process, which has replaced the launcher."""
-    kind, name, *args = sys.argv[1:]
-    atexit.register(finish_process)
-    run_alone(kind, name, args)
 
 
 def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
@@ -197,11 +197,6 @@ def _add_to_path(folder: str) -> None:
 def is_path_safe() -> bool:
     """Return whether Python omits the program's folder from sys.path (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
-
-
-def _now(clock: Callable[[], float] = time.time) -> float:
-    """Return the seconds since the epoch, even if a tool has replaced `time.time`."""
-    return clock()
 
 
 def _attempt(do: Callable[[], T], otherwise: T) -> T:
