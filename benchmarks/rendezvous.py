@@ -90,11 +90,11 @@ class Agents:
             elif isinstance(message, messages.Accepted):
                 probe = socket.create_server(("127.0.0.1", 0))
                 self._probes.append(probe)
-                connection.put(messages.MachineReady(probe.getsockname()[1], None))
+                connection.put(messages.MachineReady(probe.getsockname()[1], None, 1))
             elif isinstance(message, messages.StartRound):
                 self.rounds += 1
             elif isinstance(message, messages.MachineHeartbeat):
-                connection.put(messages.MachineHeartbeat(""))
+                connection.put(messages.MachineHeartbeat())
         if connection.has_greeted and not has_joined:
             agent[2] = True
             connection.put(introduction(machine, self._total))
@@ -110,7 +110,7 @@ def introduction(machine: int, machines: int) -> Any:
     from headway.launcher.multinode.messages import Join, MachineFacts
 
     host = f"node{machine:04d}.cluster.local"
-    return Join(machine, machines, machines, host, MachineFacts((), ()))
+    return Join(machine, machines, machines, host, MachineFacts({}, {}))
 
 
 def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
@@ -136,15 +136,15 @@ def channel(count: int, idle_s: float) -> Cost:
         max_restarts=0,
         join_timeout_s=600,
         machine_timeout_s=TIMEOUT_S,
-        facts=MachineFacts((), ()),
+        facts=MachineFacts({}, {}),
         log=print,
         now=began,
     )
     hub = Hub(listener, KEY, coordinator, TIMEOUT_S, print)
-    main = HubClient(hub.own_end, KEY, TIMEOUT_S, str)
+    main = HubClient(hub.own_end, KEY, TIMEOUT_S)
     main.send(introduction(0, count))
     probe = socket.create_server(("127.0.0.1", 0))
-    main.send(MachineReady(probe.getsockname()[1], 29501))
+    main.send(MachineReady(probe.getsockname()[1], 29501, 1))
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     others = context.Process(target=_run_agents, args=(listener.getsockname(), count - 1, theirs))

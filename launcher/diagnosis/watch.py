@@ -22,7 +22,6 @@ _SUSPENSION_S = 1.0  # if select() takes this much too long, Ctrl-Z stopped this
 _POLL_S = 0.02  # between reads while ranks answer
 NO_GROUP_AFTER_S = 60  # from the start to the check whether ranks joined a process group
 _ASK_INTERVAL_S = 10.0  # the longest interval if `hang_timeout` is set
-_READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes per read of a channel; more than its usual capacity
 _MAX_INVALID = 100  # lines of one rank; afterwards its records are ignored
 
@@ -108,14 +107,6 @@ class Watch:
         with self._lock:
             known = self._ranks.values()
             return max((row.step for row in known if row.has_global_steps), default=0)
-
-    def last_progress(self) -> str:
-        """Return the progress of the rank with the most optimizer steps; may be empty."""
-        # without the lock: its holder may wait for this thread in order to send stats
-        furthest = max(self._ranks.copy().values(), key=lambda rank: rank.step, default=None)
-        if furthest is None or not furthest.step:
-            return ""
-        return f"rank {furthest.rank} at optimizer step {furthest.step}"
 
     def will_save(self) -> bool:
         with self._lock:
@@ -262,7 +253,10 @@ class RankChannel:
         """Read the available data up to a limit; return whether it shows progress."""
         if self.code is not None:
             return False
-        sent = self._read_available()
+        sent = b""
+        with suppress(BlockingIOError, ConnectionResetError):
+            sent = os.read(self.fd, _MAX_READ)
+            self.is_closed = not sent
         shows_progress = False
         if self._num_invalid < _MAX_INVALID:  # read anyway, so that the rank never blocks
             for record in self._reader.read(sent):
@@ -270,17 +264,6 @@ class RankChannel:
                 if self._num_invalid == _MAX_INVALID:
                     break
         return shows_progress
-
-    def _read_available(self) -> bytes:
-        parts: list[bytes] = []
-        with suppress(BlockingIOError, ConnectionResetError):
-            for _ in range(_MAX_READ // _READ_SIZE):
-                part = os.read(self.fd, _READ_SIZE)
-                if not part:
-                    self.is_closed = True
-                    break
-                parts.append(part)
-        return b"".join(parts)
 
     def _store(self, record: records.Record | records.InvalidRecord) -> bool:
         """Store a record; return whether it shows progress."""

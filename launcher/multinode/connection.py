@@ -112,6 +112,9 @@ class Connection:
 
 
 def closed(error: EOFError | OSError) -> str:
+    """Describe the loss of a connection; an EOFError may contain the reason."""
+    if isinstance(error, EOFError) and error.args:
+        return str(error)
     if isinstance(error, (EOFError, ConnectionError)):
         return "its launcher exited"
     return f"the connection to it broke: {error.strerror or error}"

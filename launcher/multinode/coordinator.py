@@ -8,17 +8,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, LaunchError
 from headway.ipc.records import CrashSite, StepStats
 from headway.ipc.stderr import ranges
 from headway.launcher.multinode import messages, preflight
 from headway.launcher.multinode.network import NOTICE_AFTER_S
 from headway.settings.setting import Machines
-
-LAUNCH_FAILED = 4
-"""The exit code of a run that failed outside its ranks; it equals that of LaunchError."""
 
 SETTLE_S = 3.0  # wait for machines beyond the minimum
 _MAX_SHOWN = 12  # differences between machines
@@ -47,7 +45,7 @@ class MachineState:
     notes: tuple[str, ...] = ()  # unsent differences from machine 0
     is_done: bool = False
     is_leaving: bool = False
-    progress: str = ""  # last reported progress of its ranks
+    progress: str = ""  # the last reported step of a rank
     failure: tuple[float, messages.Failed] | None = None  # time and failure in this round
     silent_exit: tuple[float, messages.Failed] | None = None  # of a rank that exited silently
 
@@ -71,7 +69,7 @@ def loss(label: str, machine: int, host: str, reason: str, progress: str) -> mes
         where=f"the connection to {label}",
         details=f"last report of its ranks: {progress}" if progress else "",
         fix=f"check that machine, its network connection and its launcher's output; {advice}",
-        exit_code=LAUNCH_FAILED,
+        exit_code=LaunchError.exit_code,
     )
 
 
@@ -187,9 +185,8 @@ class Coordinator:
     def handle(self, peer: int, message: messages.Message, now: float) -> None:
         machine = self.machines[peer]
         machine.received_at = now
-        if isinstance(message, messages.MachineHeartbeat):
-            machine.progress = message.progress or machine.progress
-        elif isinstance(message, messages.StepTiming):
+        if isinstance(message, messages.StepTiming):
+            machine.progress = f"rank {message.rank} at optimizer step {message.stats.step}"
             if machine.rank is not None:
                 self.callbacks.steps(message.rank, message.stats, machine.rank, machine.join.host)
         elif isinstance(message, messages.MachineReady):
@@ -257,7 +254,7 @@ class Coordinator:
 
     def _failed(self, cause: str, where: str, fix: str, details: str = "") -> messages.Failed:
         host = next((m.join.host for m in self.machines.values() if m.rank == 0), "")
-        return messages.Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
+        return messages.Failed(0, host, cause, where, details, fix, LaunchError.exit_code)
 
     def _send(self, machines: Iterable[MachineState], message: messages.Message) -> None:
         self.outbox += [(machine.peer, message) for machine in machines]
@@ -302,19 +299,21 @@ class Coordinator:
 
     def _check(self, machines: list[MachineState]) -> None:
         main, *others = machines
-        found: list[preflight.FactMismatch] = []
+        found: list[tuple[str, str]] = []
         for machine in machines:
             machine.is_checked = True
         for other in others:
             ours, theirs = self._facts, other.join.facts
             found += preflight.differences(ours.must_agree, theirs.must_agree, other.label)
-            for row in preflight.differences(ours.should_agree, theirs.should_agree, other.label):
-                self._log(f"note: {row}")
-                other.notes += (str(row),)
+            for _, note in preflight.differences(
+                ours.should_agree, theirs.should_agree, other.label
+            ):
+                self._log(f"note: {note}")
+                other.notes += (note,)
         if found:
             self._refuse_all(
-                f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
-                "\n".join(map(str, found[:_MAX_SHOWN])),
+                f"the machines differ in {', '.join(dict.fromkeys(name for name, _ in found))}",
+                "\n".join(sentence for _, sentence in found[:_MAX_SHOWN]),
                 "use the same versions, settings and script on every machine",
             )
             return
@@ -353,18 +352,18 @@ class Coordinator:
             )
 
     def _start_round(self, machines: list[MachineState]) -> None:
-        main = machines[0]
-        assert main.ready is not None
-        store_port = main.ready.store_port or 0
+        ready = [machine.ready for machine in machines if machine.ready is not None]
+        store_port = ready[0].store_port or 0
+        *first_ranks, world_size = accumulate((each.num_ranks for each in ready), initial=0)
         own_address = next((m.reached_at for m in machines[1:] if m.reached_at), "")
         self._round += 1
         self._is_running = True
-        for rank, m in enumerate(machines):
+        for rank, (m, first) in enumerate(zip(machines, first_ranks, strict=True)):
             m.ready = m.failure = m.silent_exit = None
             m.has_ranks, m.is_done = True, False
             address = m.address or own_address
             start = messages.StartRound(
-                self._round, rank, len(machines), self.num_restarts, address, store_port, m.notes
+                self._round, rank, len(machines), first, world_size, address, store_port, m.notes
             )
             m.notes = ()
             self.outbox.append((m.peer, start))
@@ -378,7 +377,7 @@ class Coordinator:
         if self._failure_at is None:
             self._failure_at = now
             if failed.suspicion:
-                self._send(self.machines.values(), messages.MachineHeartbeat(""))
+                self._send(self.machines.values(), messages.MachineHeartbeat())
         self._judge(now)
 
     def _judge(self, now: float) -> None:

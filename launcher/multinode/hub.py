@@ -18,12 +18,7 @@ BEATS_PER_TIMEOUT = 3  # two heartbeats may be lost before a machine counts as l
 _BUSY_INTERVAL_S = 0.05  # between ticks while machines join or a decision is due
 _GREETING_TIMEOUT_S = 10.0  # from a connection to its first message
 _MAX_LOGGED = 10  # refused connections that are logged
-_MAX_ACCEPTS = 16  # connections accepted before other events are handled
 _JOIN_POLL_S = 0.1  # signal handlers can run between the waits
-
-
-class _MachineLeft(Exception):
-    """Raised when a machine leaves and reports the reason."""
 
 
 class _PeerState:
@@ -126,17 +121,14 @@ class Hub:
     def _accept(self, now: float) -> None:
         if now < self._accept_at:
             return
-        with suppress(BlockingIOError):
-            for _ in range(_MAX_ACCEPTS):
-                try:
-                    link, address = self._listener.accept()
-                    self._add(link, plain_address(address), plain_address(link.getsockname()))
-                except BlockingIOError:
-                    raise
-                except OSError as error:  # too many open files, or already closed
-                    self._accept_at = now + 1
-                    self._log_first(f"cannot accept a connection: {error.strerror}")
-                    return
+        try:
+            link, address = self._listener.accept()
+            self._add(link, plain_address(address), plain_address(link.getsockname()))
+        except BlockingIOError:  # already closed
+            pass
+        except OSError as error:  # too many open files, or already closed
+            self._accept_at = now + 1
+            self._log_first(f"cannot accept a connection: {error.strerror}")
 
     def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
         now = time.monotonic()
@@ -165,14 +157,11 @@ class Hub:
         except (EOFError, OSError) as error:
             self._drop(number)
             self._coordinator.drop(number, closed(error), now)
-        except _MachineLeft as why:
-            self._drop(number)
-            self._coordinator.drop(number, str(why), now)
 
     def _handle(self, number: int, message: messages.Message, now: float) -> None:
         peer = self.peers[number]
         if peer.has_joined and isinstance(message, messages.HeartbeatLost):
-            raise _MachineLeft(lost_link(message, "machine 0"))
+            raise EOFError(lost_link(message, "machine 0"))
         if peer.has_joined:
             self._coordinator.handle(number, message, now)
         elif isinstance(message, messages.Join):
@@ -189,7 +178,7 @@ class Hub:
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
             joined = [key for key, peer in self.peers.items() if peer.has_joined]
-            self._coordinator.outbox += [(key, messages.MachineHeartbeat("")) for key in joined]
+            self._coordinator.outbox += [(key, messages.MachineHeartbeat()) for key in joined]
         for number, peer in list(self.peers.items()):
             silent_s = now - peer.received_at
             if peer.has_joined and silent_s > self._timeout_s:

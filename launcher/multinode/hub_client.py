@@ -17,11 +17,9 @@ from headway.launcher.multinode.network import CHECK_EVERY_S, plain_address
 
 
 class HubClient:
-    """A connection to the hub, served by a thread; `progress` describes this machine's ranks."""
+    """A connection to the hub, served by a thread."""
 
-    def __init__(
-        self, link: socket.socket, key: bytes, machine_timeout_s: float, progress: Callable[[], str]
-    ) -> None:
+    def __init__(self, link: socket.socket, key: bytes, machine_timeout_s: float) -> None:
         self.accepted: messages.Accepted | None = None
         self.refused: messages.Rejected | None = None
         self.missing: messages.Missing | None = None
@@ -36,12 +34,9 @@ class HubClient:
         self.lost: str | None = None  # reason for the loss of machine 0
         self.is_silent = False  # machine 0 was lost after a timeout
         self.peer_error: messages.InvalidPeer | None = None  # the peer is not machine 0
-        self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
         self.connection = Connection(link, key, is_hub=False)
         self.timeout_s = machine_timeout_s
-        self._progress = progress
-        self._last_progress = ""
         self._to_send: deque[messages.Message] = deque()
         self._wakeup = SignalSafeEvent()
         self._is_closing = False
@@ -104,8 +99,9 @@ class HubClient:
                 for key, events in ready:
                     if key.fileobj is self._wakeup_reader:
                         self._wakeup_reader.recv(4096)
-                    elif events & selectors.EVENT_READ and self._receive():
+                    elif events & selectors.EVENT_READ:
                         received_at = now
+                        self._receive()
                 self._send_all()
                 if self.accepted is not None and now > received_at + self.timeout_s:
                     self._report_timeout(now - received_at)
@@ -113,7 +109,7 @@ class HubClient:
         except messages.InvalidPeer as error:
             self.peer_error = error
         except (EOFError, OSError) as error:
-            if self.connection.has_part and not self.has_greeted:
+            if self.connection.has_part and not self.connection.has_greeted:
                 self.peer_error = messages.protocol_mismatch()
             else:
                 self.lost = self.lost or closed(error)
@@ -132,27 +128,20 @@ class HubClient:
 
     @property
     def _has_unsent(self) -> bool:
-        can_send = self.has_greeted and bool(self._to_send)
+        can_send = self.connection.has_greeted and bool(self._to_send)
         return can_send or self.connection.has_unsent
 
-    def _receive(self) -> bool:
-        has_received = False
+    def _receive(self) -> None:
         for message in self.connection.receive():
-            has_received = True
             self._handle(message)
-        if self.connection.has_greeted and not self.has_greeted:
-            self.has_greeted = has_received = True
         self._wakeup.set()
-        return has_received
 
     def _handle(self, message: messages.Message) -> None:
         if isinstance(message, messages.Accepted):
             self.timeout_s = message.machine_timeout_s
             self.accepted = message
         elif isinstance(message, messages.MachineHeartbeat):
-            progress, last = self._progress(), self._last_progress
-            self._to_send.append(messages.MachineHeartbeat("" if progress == last else progress))
-            self._last_progress = progress
+            self._to_send.append(message)
         elif isinstance(message, messages.StartRound):
             self.restart, self.probe = None, None
             self.round = message
@@ -178,7 +167,7 @@ class HubClient:
             raise messages.InvalidPeer(f"{type(message).__name__} is not a message from machine 0")
 
     def _send_all(self) -> None:
-        while self.has_greeted and self._to_send:
+        while self.connection.has_greeted and self._to_send:
             self.connection.put(self._to_send.popleft())
         self.connection.flush_watched(self._selector)
 

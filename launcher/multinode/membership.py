@@ -17,11 +17,11 @@ from headway.ipc.records import StepStats
 from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import log
 from headway.launcher.multinode import messages, network
-from headway.launcher.multinode.coordinator import Coordinator, RankCallbacks, failure_of, loss
+from headway.launcher.multinode.coordinator import Coordinator, failure_of, loss
 from headway.launcher.multinode.hub import Hub
 from headway.launcher.multinode.hub_client import HubClient
 from headway.launcher.multinode.preflight import HOW_TO_SET, facts_of, run_key
-from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded, connect_to_store, open_store
+from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded, open_store
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -37,12 +37,31 @@ class MultiNodeRendezvous(Rendezvous):
     machine 0 starts a new store for the ranks, at the same address as the hub.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], run_id: str) -> None:
-        super().__init__(run_id)
-        self._membership = Membership(plan, environ, _JOIN_TIMEOUT_S)
-        self.machine = plan.settings.machine_rank or 0
-        self._device = plan.settings.device
-        self._timeout_s = float(plan.settings.machine_timeout_s)
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        environ: Mapping[str, str],
+        run_id: str,
+        join_timeout_s: float = _JOIN_TIMEOUT_S,
+    ) -> None:
+        settings = plan.settings
+        super().__init__(run_id, settings.num_processes)
+        assert settings.main_address is not None, "the plan has been checked"
+        assert settings.main_port is not None
+        self.member: HubClient | None = None
+        self.hub: Hub | None = None  # on machine 0
+        self._rank: int | None = settings.machine_rank
+        self.machine = self._rank or 0
+        self._address: str = settings.main_address
+        self._port: int = settings.main_port
+        self._main = network.host_port(self._address, self._port)
+        self._this = "this machine" if self._rank is None else f"machine {self._rank}"
+        self._settings = settings
+        self._least, self._most = settings.num_machines.least, int(settings.num_machines)
+        self._facts = facts_of(plan, torch.__version__)
+        self._key = run_key(environ)
+        self._timeout_s = float(settings.machine_timeout_s)
+        self._join_timeout_s = join_timeout_s
         self._probe: socket.socket | None = None  # listens for another machine's probe
         self._own_address = ""  # as other machines see it
         self._is_done = False
@@ -51,59 +70,31 @@ class MultiNodeRendezvous(Rendezvous):
     @property
     def restart(self) -> messages.Restart | None:  # type: ignore[override]
         """The requested restart of all machines; None if no restart is pending."""
-        return self._member.restart if self._member is not None else None
-
-    @property
-    def _member(self) -> HubClient | None:
-        return self._membership.member
-
-    @property
-    def _is_machine_0(self) -> bool:
-        return self._membership.hub is not None
+        return self.member.restart if self.member is not None else None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round and wait until all machines have joined; raises RunEnded."""
-        member = self._member or self._join()
+        member = self.member or self.join()
         self._poll()
         self._store, self._is_done = None, False
         began, missing = member.round, member.missing
+        local = self._address if network.is_loopback_host(self._address) else ""
         store_port = None
-        if self._is_machine_0:
-            main = self._membership.address
-            host = network.listening_host(main) if network.is_loopback_host(main) else ""
-            self._store, store_port = open_store(host)
-        member.send(messages.MachineReady(self._listen_to_probe(member), store_port))
+        if self.hub is not None:
+            self._store, store_port = open_store(local)
+        if self._probe is None:  # at the address by which machine 0 knows this one
+            self._probe = network.listening_socket(member.own_address, 0)
+        probe_port: int = self._probe.getsockname()[1]
+        member.send(messages.MachineReady(probe_port, store_port, self.num_ranks))
         start = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = start.number, start.machine, start.address
+        self.first_rank, self.world_size = start.first_rank, start.world_size
         for note in start.notes:
             log(f"note: {note}")
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
-        address = self._store_address(member)
-        if not self._is_machine_0:
-            self._store = connect_to_store(address, start.store_port, self._poll)
+        self._probe.close()
+        self._probe = None
+        address = member.address_of_machine_0 or self._own_address or local or LOOPBACK
         return self._info(start.machine, start.num_machines, address, start.store_port)
-
-    def _join(self) -> HubClient:
-        callbacks = RankCallbacks(self.note_steps, self.note_loss, self.describe_repetition)
-        member = self._membership.join(self.progress, callbacks)
-        member.on_grace_end = self.end_grace_period
-        return member
-
-    def _listen_to_probe(self, member: HubClient) -> int:
-        """Listen for a probe at the address by which machine 0 knows this one; return the port."""
-        if self._probe is None:
-            host = "" if self._is_machine_0 else member.own_address
-            self._probe = network.listening_socket(host, 0)
-        port: int = self._probe.getsockname()[1]
-        return port
-
-    def _store_address(self, member: HubClient) -> str:
-        if not self._is_machine_0:
-            return member.address_of_machine_0
-        main = self._membership.address
-        return self._own_address or (main if network.is_loopback_host(main) else LOOPBACK)
 
     def _wait_for_round(
         self, member: HubClient, began: messages.StartRound | None, missing: messages.Missing | None
@@ -129,15 +120,15 @@ class MultiNodeRendezvous(Rendezvous):
                 log("the run succeeded without ranks on this machine")
                 raise RunEnded
             if member.refused is not None:
-                raise self._membership.join_error()
+                raise self._join_error()
             if member.missing is not missing and member.missing is not None:
                 missing = member.missing
-                main = self._membership.address
+                main = self._address
                 only = f", at main_address {main}, which no other host can reach"
                 log(f"waiting for {missing.text}{only * network.is_loopback_host(main)}")
 
     def _poll(self) -> None:
-        member = self._member
+        member = self.member
         if member is None:
             return
         if member.ended_by is not None:
@@ -150,12 +141,12 @@ class MultiNodeRendezvous(Rendezvous):
         self._follow_stop(member)
 
     def _loss_of_machine_0(self, member: HubClient) -> messages.Failed:
-        address = self._membership.address
+        address = self._address
         reason = member.lost or str(member.peer_error)
         return loss(f"machine 0 ({address})", 0, address, reason, "")
 
     def remote_failure(self) -> messages.Failed | None:
-        member = self._member
+        member = self.member
         if member is None or member.is_all_done:
             return None
         return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
@@ -177,7 +168,7 @@ class MultiNodeRendezvous(Rendezvous):
         return int(self.restart is not None)
 
     def restarts_after(self, describe: Callable[[], messages.Failed | None]) -> bool:
-        member = self._member
+        member = self.member
         assert member is not None
         sent: messages.Failed | None = None
         began = time.monotonic()
@@ -191,13 +182,13 @@ class MultiNodeRendezvous(Rendezvous):
                 break
             if sent is None or (failed.cause, failed.suspicion) != (sent.cause, sent.suspicion):
                 sent = failed
-                member.send(failed._replace(machine=self.machine, host=socket.gethostname()))
+                member.send(failed)
         with suppress(RunEnded):
             self._poll()
         return self.restart is not None
 
     def are_all_done(self, describe_silent_exit: Callable[[], messages.Failed | None]) -> bool:
-        member = self._member
+        member = self.member
         assert member is not None
         if not self._is_done:
             self._is_done = True
@@ -205,83 +196,64 @@ class MultiNodeRendezvous(Rendezvous):
         return member.wait(lambda: member.is_all_done, network.CHECK_EVERY_S)
 
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
-        member = self._member
+        member = self.member
         if member is not None and (ends_grace or not self._has_stopped):
             self._has_stopped = True
             if ends_grace or member.stopping is None:
                 member.send(messages.Signalled(int(number), socket.gethostname(), ends_grace))
 
     def report_steps(self, rank: int, stats: StepStats) -> None:
-        member = self._member
-        if member is not None and not self._is_machine_0 and not member.is_over:
+        member = self.member
+        if member is not None and self.hub is None and not member.is_over:
             member.send(messages.StepTiming(rank, stats))
 
     def give_up(self, error: HeadwayError) -> None:
-        member = self._member
+        member = self.member
         if member is not None and member.accepted is not None and self.ended_by is None:
             member.send(failure_of(error, self.machine))
             member.wait(lambda: False, _DECISION_TIMEOUT_S)
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return variables that select the network interface, unless the user has set them."""
-        member = self._member
+        member = self.member
         assert member is not None
-        address = self._own_address if self._is_machine_0 else member.own_address
+        address = member.own_address or self._own_address
         interface = network.interface_with(address) if address else None
         if interface is None:
             return {}
-        interfaces = kind_of(self._device).interfaces.items()
+        interfaces = kind_of(self._settings.device).interfaces.items()
         return {name: exactly + interface for name, exactly in interfaces if name not in environ}
 
     def shutdown(self) -> bool:
         self._store = None
         if self._probe is not None:
             self._probe.close()
-        self._membership.leave()
+        if self.member is not None:
+            self.member.send(messages.Leave())
+            self.member.close()
+        if self.hub is not None:
+            self.hub.close(self._settings.grace_period_s)
         return True
 
-
-class Membership:
-    """This machine's hub client and, on machine 0, the hub itself."""
-
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], join_timeout_s: float) -> None:
-        settings = plan.settings
-        assert settings.main_address is not None, "the plan has been checked"
-        assert settings.main_port is not None
-        self.address: str = settings.main_address
-        self.port: int = settings.main_port
-        self.member: HubClient | None = None
-        self.hub: Hub | None = None
-        self._settings = settings
-        self._facts = facts_of(plan, torch.__version__)
-        self._key = run_key(environ)
-        self._least, self._most = settings.num_machines.least, int(settings.num_machines)
-        self._rank: int | None = settings.machine_rank
-        self._join_timeout_s = join_timeout_s
-        self._timeout_s = float(settings.machine_timeout_s)
-        self._main = network.host_port(self.address, self.port)
-        self._this = "this machine" if self._rank is None else f"machine {self._rank}"
-
-    def join(self, progress: Callable[[], str], seen: RankCallbacks | None = None) -> HubClient:
+    def join(self) -> HubClient:
         """Return the hub client once machine 0 has accepted this machine or reported the run's end.
 
         This method waits until machine 0's name resolves and machine 0 answers. It reconnects if
         the connection is closed, because a tunnel or load balancer closes connections until machine
-        0 is listening. `progress` describes this machine's ranks; `seen` contains the callbacks on
-        machine 0. Raises LaunchError if machine 0 cannot be reached, if the port is in use, or if
-        this machine is refused.
+        0 is listening. Raises LaunchError if machine 0 cannot be reached, if the port is in use, or
+        if this machine is refused.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + network.NOTICE_AFTER_S
         is_resolved = is_machine_0 = False
         while True:
             if not is_resolved:
-                is_machine_0 = network.is_machine_0(self._rank, self.address)
-                link = self._listen(seen or RankCallbacks()) if is_machine_0 else None
+                is_machine_0 = network.is_machine_0(self._rank, self._address)
+                link = self._listen() if is_machine_0 else None
                 if link is not None:
-                    return self._join_over(link, progress)
+                    return self._join_over(link)
             try:
-                link = network.connect_to(self.address, self.port)
+                link = network.connect_to(self._address, self._port)
             except UnicodeError as error:
                 raise self._cannot_reach(f"it is not a host name: {error}") from None
             except OSError as error:
@@ -289,7 +261,7 @@ class Membership:
                 is_resolved = not isinstance(error, socket.gaierror)
             else:
                 is_resolved = True
-                member = self._join_over(link, progress)
+                member = self._join_over(link)
                 if not member.is_closed_unanswered:
                     return member
                 member.close()
@@ -312,9 +284,10 @@ class Membership:
             code=Code.NO_CONNECTION,
         )
 
-    def _join_over(self, link: socket.socket, progress: Callable[[], str]) -> HubClient:
+    def _join_over(self, link: socket.socket) -> HubClient:
         """Join over `link`; return the client once machine 0 has answered or closed the link."""
-        member = self.member = HubClient(link, self._key, self._timeout_s, progress)
+        member = self.member = HubClient(link, self._key, self._timeout_s)
+        member.on_grace_end = self.end_grace_period
         rank = self._rank if self.hub is None else 0
         host = socket.gethostname()
         member.send(messages.Join(rank, self._least, self._most, host, self._facts))
@@ -324,7 +297,7 @@ class Membership:
             if member.ended_by is not None or member.is_closed_unanswered:
                 return member
             if member.is_over:
-                raise self.join_error()
+                raise self._join_error()
             if time.monotonic() > until:
                 raise self._not_machine_0("it did not answer")
             if time.monotonic() > notice_at:
@@ -335,7 +308,7 @@ class Membership:
                 )
         return member
 
-    def join_error(self) -> LaunchError:
+    def _join_error(self) -> LaunchError:
         assert self.member is not None
         refused, peer_error = self.member.refused, self.member.peer_error
         if refused is not None:
@@ -369,20 +342,12 @@ class Membership:
 
     @property
     def _place(self) -> str:
-        return f"main_address {self.address}, main_port {self.port}"
+        return f"main_address {self._address}, main_port {self._port}"
 
-    def leave(self) -> None:
-        """Leave the run; on machine 0, wait for the other machines, up to the grace period."""
-        if self.member is not None:
-            self.member.send(messages.Leave())
-            self.member.close()
-        if self.hub is not None:
-            self.hub.close(self._settings.grace_period_s)
-
-    def _listen(self, callbacks: RankCallbacks) -> socket.socket | None:
+    def _listen(self) -> socket.socket | None:
         """Become machine 0 and return a connection to it; None if another process is machine 0."""
         try:
-            listener = network.listen_as_machine_0(self.address, self.port)
+            listener = network.listen_as_machine_0(self._address, self._port)
         except network.PortInUse:
             if self._rank is None:
                 return None
@@ -397,6 +362,6 @@ class Membership:
             log=log,
             now=time.monotonic(),
         )
-        coordinator.callbacks = callbacks
+        coordinator.callbacks = self.callbacks
         self.hub = Hub(listener, self._key, coordinator, self._timeout_s, log)
         return self.hub.own_end

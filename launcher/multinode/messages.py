@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.ipc.records import CrashSite, StepStats
@@ -28,16 +29,11 @@ _GREETING = re.compile(rb"headway-channel/(\d{1,9}) ([0-9a-f]{32}) (keyed|open)"
 _REFUSAL = re.compile(rb"headway-channel refused: (key|version)")
 
 
-class Fact(NamedTuple):
-    """A value on which machines must or should agree."""
-
-    name: str
-    value: str
-
-
 class MachineFacts(NamedTuple):
-    must_agree: tuple[Fact, ...]
-    should_agree: tuple[Fact, ...]
+    """The values, by name, on which machines must or should agree."""
+
+    must_agree: Mapping[str, str]
+    should_agree: Mapping[str, str]
 
 
 class Join(NamedTuple):
@@ -55,6 +51,7 @@ class MachineReady(NamedTuple):
 
     probe_port: int  # to which another machine connects
     store_port: int | None  # of torch's store; None except on machine 0
+    num_ranks: int  # on the machine
 
 
 class Probed(NamedTuple):
@@ -95,7 +92,7 @@ class Signalled(NamedTuple):
 
 
 class MachineHeartbeat(NamedTuple):
-    progress: str  # progress of its ranks; empty: unchanged
+    """Shows that the sender is running; machines answer the heartbeats of machine 0."""
 
 
 class StepTiming(NamedTuple):
@@ -139,7 +136,8 @@ class StartRound(NamedTuple):
     number: int
     machine: int  # the rank of the receiver
     num_machines: int
-    num_restarts: int  # so far, in the whole run
+    first_rank: int  # on the receiver
+    world_size: int  # the number of ranks on all machines
     address: str  # of the receiver, as seen by other machines
     store_port: int
     notes: tuple[str, ...] = ()  # the receiver's differences from machine 0

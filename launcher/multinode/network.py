@@ -5,17 +5,11 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-import threading
-from collections.abc import Callable
-from concurrent import futures
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from headway.errors import Code, LaunchError
 from headway.ipc.stderr import log
 from headway.launcher.multinode.messages import Probe
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 CHECK_EVERY_S = 0.1
 """The polling interval of waits; a signal that arrives just before a wait does not interrupt it."""
@@ -168,29 +162,7 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
 
 
 def connect_to(address: str, port: int) -> socket.socket:
-    """Connect to another machine; a signal handler's exception interrupts the wait."""
-    return wait_for_call(start_call(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S))
-
-
-def start_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
-    """Run a blocking C call in a daemon thread, so that signal handlers can run."""
-    called: futures.Future[T] = futures.Future()
-
-    def call() -> None:
-        try:
-            called.set_result(do(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001  raised in the caller
-            called.set_exception(error)
-
-    threading.Thread(target=call, name="headway-store", daemon=True).start()
-    return called
-
-
-def wait_for_call(called: futures.Future[T], poll: Callable[[], None] = lambda: None) -> T:
-    """Wait for a call's result; exceptions from signal handlers and `poll` interrupt the wait."""
-    while not futures.wait([called], CHECK_EVERY_S).done:
-        poll()
-    return called.result()
+    return socket.create_connection((address, port), _CONNECT_TIMEOUT_S)
 
 
 def probe_machine(probe: Probe) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from headway._version import __version__
 from headway.errors import Code, ConfigError
 from headway.ipc.run_contract import KEY_VARIABLE
-from headway.launcher.multinode.messages import Fact, MachineFacts
+from headway.launcher.multinode.messages import MachineFacts
 from headway.launcher.plan.plan import LaunchPlan
 
 _ARGUMENTS = "arguments"
@@ -30,52 +29,45 @@ _SHOULD_AGREE = (
 )
 
 
-class FactMismatch(NamedTuple):
-    machine: str
-    what: str
-    here: str
-    on_machine_0: str
-
-    def __str__(self) -> str:
-        if self.what == _ARGUMENTS:  # their digests are meaningless to users
-            return f"{self.machine}: the script's {self.what} differ from machine 0's"
-        return f"{self.machine}: {self.what} {self.here}, but {self.on_machine_0} on machine 0"
-
-
 def facts_of(plan: LaunchPlan, torch_version: str) -> MachineFacts:
     """Return the facts that machines compare; possible secrets are hashed."""
     program = plan.program
-    must = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
+    must = {"headway": __version__, "torch": torch_version.partition("+")[0]}
     with suppress(OSError):
         if program.kind == "module":  # Python finds its file
-            must.append(Fact("module", program.name))
+            must["module"] = program.name
         else:
             with open(program.name, "rb") as file:
-                must.append(Fact("script", _digest(file.read())))
-    should = [
-        Fact("python", platform.python_version().rpartition(".")[0]),
-        Fact(_ARGUMENTS, _digest("\0".join(program.args).encode())),
-    ]
+                must["script"] = _digest(file.read())
+    should = {
+        "python": platform.python_version().rpartition(".")[0],
+        _ARGUMENTS: _digest("\0".join(program.args).encode()),
+    }
     return MachineFacts(
-        (*must, *_settings(plan, _MUST_AGREE)), (*should, *_settings(plan, _SHOULD_AGREE))
+        must | _settings(plan, _MUST_AGREE), should | _settings(plan, _SHOULD_AGREE)
     )
 
 
-def _settings(plan: LaunchPlan, names: Sequence[str]) -> list[Fact]:
-    return [Fact(name, str(plan.settings.values[name].value)) for name in names]
+def _settings(plan: LaunchPlan, names: Sequence[str]) -> dict[str, str]:
+    return {name: str(plan.settings.values[name].value) for name in names}
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[FactMismatch]:
-    on_main, here = dict(main), dict(other)
-    return [
-        FactMismatch(machine, name, here.get(name, "-"), on_main.get(name, "-"))
-        for name in dict.fromkeys([*on_main, *here])
-        if here.get(name) != on_main.get(name)
-    ]
+def differences(
+    on_main: Mapping[str, str], here: Mapping[str, str], machine: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each value that differs, and a sentence about it."""
+    for name in {**on_main, **here}:
+        if here.get(name) == on_main.get(name):
+            continue
+        if name == _ARGUMENTS:  # their digests are meaningless to users
+            yield name, f"{machine}: the script's {name} differ from machine 0's"
+        else:
+            values = f"{here.get(name, '-')}, but {on_main.get(name, '-')} on machine 0"
+            yield name, f"{machine}: {name} {values}"
 
 
 _MIN_LENGTH = 16  # of the key

@@ -1,6 +1,6 @@
 """Rendezvous for a run on a single machine, with torch's store on the loopback interface only.
 
-Store calls time out, and signals interrupt them. `membership.py` supports several machines.
+Only the ranks use the store. `membership.py` supports several machines.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import cast
 
 from torch.distributed import DistError, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -19,24 +18,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from headway.errors import Code, HeadwayError, LaunchError
-from headway.ipc.records import CrashSite, StepStats
-from headway.launcher.multinode.network import (
-    CHECK_EVERY_S,
-    host_port,
-    listening_socket,
-    start_call,
-    wait_for_call,
-)
+from headway.ipc.records import StepStats
+from headway.launcher.multinode.coordinator import RankCallbacks
+from headway.launcher.multinode.messages import Failed, Restart
+from headway.launcher.multinode.network import CHECK_EVERY_S, host_port, listening_socket
 from headway.launcher.plan.variables import LOOPBACK
 
-if TYPE_CHECKING:
-    from headway.launcher.multinode.messages import Failed, Restart
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_STORE_TIMEOUT = timedelta(seconds=60)  # of torch, for keys that other ranks must set
-_ANSWER_TIMEOUT_S = 30.0  # the store answers at once, unless its machine or the network is down
+_STORE_TIMEOUT = timedelta(seconds=10)  # for a connection to a new store on this machine
 
 
 class RunEnded(Exception):
@@ -47,7 +35,7 @@ class Rendezvous(RendezvousHandler):
     """Rendezvous for a run on a single machine.
 
     Each attempt is a round with a new store. With an old store, torch would reuse its keys and read
-    the addresses of exited processes. The ranks receive `run_id`.
+    the addresses of exited processes. The ranks receive `run_id`; `num_ranks` run on this machine.
     """
 
     machine = 0  # the rank of this machine, once the first round has started
@@ -56,24 +44,17 @@ class Rendezvous(RendezvousHandler):
     forwards_stop = False  # the stop signal that is being raised comes from another machine
     restart: Restart | None = None  # requested for all machines, but not started yet
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, num_ranks: int) -> None:
         self.run_id = run_id
         self.round = -1
-        self.progress: Callable[[], str] = str  # the ranks' progress, for other machines
-        # called by another thread
-        self.note_steps: Callable[[int, StepStats, int, str], object] = lambda *_: None
-        self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
-        self.describe_repetition: Callable[[CrashSite | None], str] = lambda _: ""
-        self.end_grace_period: Callable[[], None] = lambda: None  # of the ranks here
+        self.num_ranks = num_ranks
+        self.first_rank, self.world_size = 0, num_ranks  # of the round
+        self.callbacks = RankCallbacks()
+        self.end_grace_period: Callable[[], None] = lambda: None  # called by another thread
         self._store: Store | None = None
 
     def get_backend(self) -> str:
         return "headway"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether the ranks use the agents' store, which needs no second port."""
-        return True
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Start the next round; raises LaunchError if the store cannot be created."""
@@ -83,10 +64,8 @@ class Rendezvous(RendezvousHandler):
         return self._info(0, 1, LOOPBACK, port)
 
     def _info(self, rank: int, num_machines: int, address: str, port: int) -> RendezvousInfo:
-        assert self._store is not None
-        answering = AnsweringStore(self._store, address, port, self._poll)
         place = RendezvousStoreInfo(address, port)
-        return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
+        return RendezvousInfo(cast(Store, self._store), rank, num_machines, place)
 
     def _poll(self) -> None:
         """Raise RunEnded if the run ended on another machine; called repeatedly while waiting."""
@@ -144,75 +123,25 @@ class Rendezvous(RendezvousHandler):
         return True
 
 
-class AnsweringStore:
-    """A store whose calls run in another thread; timeouts, `poll` and signals interrupt them."""
-
-    def __init__(self, store: Store, address: str, port: int, poll: Callable[[], None]) -> None:
-        self._store = store
-        self._place = address, port
-        self._poll = poll
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._store, name)
-        return partial(self._call, value) if callable(value) else value
-
-    def _call(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        until = time.monotonic() + _ANSWER_TIMEOUT_S
-
-        def poll() -> None:
-            self._poll()
-            if time.monotonic() > until:
-                late = TimeoutError(f"no answer within {_ANSWER_TIMEOUT_S:.0f} s")
-                raise _no_answer(*self._place, late)
-
-        return wait_for_call(start_call(do, *args, **kwargs), poll)
-
-
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """Start a store on `host`, or on all addresses if it is empty; return a client and the port."""
+    """Start a store on `host`, or on all addresses if it is empty; return it and its port."""
     listener = listening_socket(host, 0)
     address, port = host or LOOPBACK, int(listener.getsockname()[1])
-    made = start_call(
-        TCPStore,
-        address,
-        port,
-        is_master=True,
-        timeout=_STORE_TIMEOUT,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store closes it
-    )
     try:
-        return wait_for_call(made), port
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
     except DistError as error:
         raise LaunchError(
             f"torch's store on this machine does not answer: {host_port(address, port)}",
-            where=_torch_error(error),
+            where=f"torch's error: {str(error).splitlines()[0]}",
             fix="check the loopback interface (`ip address show lo`) and the limit on open files "
             "(`ulimit -n`)",
             code=Code.NO_CONNECTION,
         ) from None
-
-
-def connect_to_store(address: str, port: int, poll: Callable[[], None]) -> TCPStore:
-    """Connect to machine 0's store; an exception from `poll` interrupts the wait."""
-    made = start_call(
-        TCPStore, address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False
-    )
-    try:
-        return wait_for_call(made, poll)
-    except DistError as error:
-        poll()
-        raise _no_answer(address, port, error) from None
-
-
-def _no_answer(address: str, port: int, error: Exception) -> LaunchError:
-    return LaunchError(
-        f"torch's store at {host_port(address, port)} does not answer",
-        where=_torch_error(error),
-        fix="see the output of machine 0; if it is still running, check its network connection",
-        code=Code.NO_CONNECTION,
-    )
-
-
-def _torch_error(error: Exception) -> str:
-    return f"torch's error: {str(error).splitlines()[0]}"
+    return store, port

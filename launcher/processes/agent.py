@@ -8,11 +8,12 @@ import socket
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
+    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
@@ -35,6 +36,8 @@ from headway.launcher.diagnosis.failures import (
 from headway.launcher.diagnosis.hang import Hang, explain_divergence
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.multinode.coordinator import RankCallbacks
+from headway.launcher.multinode.messages import MAX_DETAILS, Failed
 from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
@@ -48,9 +51,6 @@ from headway.machine.source import count_oom_kills
 from headway.settings.problems import missing_ranks
 from headway.settings.profile_files import shown
 from headway.settings.table import YES
-
-if TYPE_CHECKING:
-    from headway.launcher.multinode.messages import Failed
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
@@ -100,7 +100,8 @@ class Agent(SimpleElasticAgent):
 
     Only this class relies on the following private names of torch. `_start_workers(worker_group)`
     is called after each rendezvous; `_restart_workers(worker_group)` is called before a rendezvous
-    that follows a failure, and calls `_stop_workers`. `_remaining_restarts` is the number of
+    that follows a failure, and calls `_stop_workers`. `_assign_worker_ranks(...)` is called between
+    the two and returns the ranks of this machine. `_remaining_restarts` is the number of
     remaining restarts; it is 0 on several machines, where machine 0 decides.
     `_monitor_workers(worker_group)` returns the state of the ranks, `_shutdown` stops the ranks
     when the run ends, and `_exit_barrier()` waits for the other machines.
@@ -129,8 +130,6 @@ class Agent(SimpleElasticAgent):
         self._starter = starter
         self._environ = environ
         self.handler = handler
-        handler.progress = watch.last_progress
-        handler.note_steps, handler.note_loss = stats.note, stats.drop_machine
         stats.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)
         handler.end_grace_period = lambda: self.ranks.end_grace_period()
@@ -141,7 +140,7 @@ class Agent(SimpleElasticAgent):
         settings = plan.settings
         self._restarts = RestartBackoff(settings.restart_delay, is_one_machine=plan.is_one_machine)
         self._repeats = RepeatDetector(self._project, settings.restart_anyway == YES)
-        handler.describe_repetition = self._repeats.check
+        handler.callbacks = RankCallbacks(stats.note, stats.drop_machine, self._repeats.check)
         self._repeated = ""  # why the final failure counts as a repeat of an earlier one
         self._began_at = time.monotonic()  # start of the last attempt
         self._kills_before = count_oom_kills()
@@ -194,8 +193,6 @@ class Agent(SimpleElasticAgent):
             raise
 
     def _describe_failure(self, *, silent_fails: bool = False) -> Failed | None:
-        from headway.launcher.multinode.messages import MAX_DETAILS, Failed
-
         self.ranks.collect()
         failure = self.find_failure(silent_fails=silent_fails)
         if failure is None:
@@ -214,6 +211,12 @@ class Agent(SimpleElasticAgent):
             ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
             site=failure.site,
         )
+
+    def _assign_worker_ranks(self, *_: Any, **__: Any) -> list[Worker]:
+        """Use the ranks that machine 0 has assigned; torch would exchange them in the store."""
+        first, world_size = self.handler.first_rank, self.handler.world_size
+        ranks = range(first, first + self.plan.settings.num_processes)
+        return [Worker(rank - first, rank, rank, world_size, world_size) for rank in ranks]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         settings = self.plan.settings

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -21,12 +21,10 @@ from headway.launcher.diagnosis.hang import RankStatus
 from headway.launcher.diagnosis.reasons import is_communication_error
 from headway.launcher.diagnosis.stacks import read_state
 from headway.launcher.diagnosis.watch import RankChannel, Watch
+from headway.launcher.multinode.messages import Failed
 from headway.launcher.output.pipes import FAILURE_UNREAD_TIMEOUT_S, UNREAD_TIMEOUT_S, Output
 from headway.launcher.processes.shutdown import Grace, Shutdown
 from headway.launcher.processes.starter import Starter, cannot_start
-
-if TYPE_CHECKING:
-    from headway.launcher.multinode.messages import Failed
 
 _REPLY_TIMEOUT_S = 1.0  # for a server that has imported torch to answer
 _EXIT_S = 10.0  # Python normally exits within this time after a script

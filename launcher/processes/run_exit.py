@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
 from headway.launcher.diagnosis.failures import Failure, RankExit, ServerDeath, describe_killed
 from headway.launcher.diagnosis.hang import Hang
-
-if TYPE_CHECKING:
-    from headway.launcher.multinode.messages import Failed
+from headway.launcher.multinode.messages import Failed
 
 
 class RunOutcome(NamedTuple):

@@ -155,7 +155,7 @@ def supervise(
 def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezvous:
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if plan.is_one_machine:
-        return Rendezvous(run_id)
+        return Rendezvous(run_id, plan.settings.num_processes)
     from headway.launcher.multinode.membership import MultiNodeRendezvous
 
     return MultiNodeRendezvous(plan, environ, run_id)

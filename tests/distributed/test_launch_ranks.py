@@ -401,7 +401,8 @@ def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:
 
     source = inspect.getsource(SimpleElasticAgent)
     assert "self._remaining_restarts > 0" in source
-    for method in ("start_workers", "monitor_workers", "stop_workers", "shutdown", "exit_barrier"):
+    replaced = ("start_workers", "monitor_workers", "stop_workers", "assign_worker_ranks")
+    for method in (*replaced, "shutdown", "exit_barrier"):
         assert f"self._{method}(" in source
 
 

@@ -19,7 +19,6 @@ from headway.launcher.multinode.hub import Hub
 from headway.launcher.multinode.hub_client import HubClient
 from headway.launcher.multinode.messages import (
     Done,
-    Fact,
     Failed,
     HeartbeatLost,
     Join,
@@ -52,7 +51,7 @@ def open_hub(
         max_restarts=0,
         join_timeout_s=600,
         machine_timeout_s=timeout_s,
-        facts=MachineFacts((), ()),
+        facts=MachineFacts({}, {}),
         log=log,
         now=time.monotonic(),
     )
@@ -77,12 +76,12 @@ class Channel:
         if link is None:
             own = machine == 0
             link = self.hub.own_end if own else socket.create_connection(self.address)
-        member = HubClient(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
+        member = HubClient(link, key, self.timeout_s)
         self.members.append(member)
         member.send(
-            Join(machine, self.machines, self.machines, f"n{machine}", MachineFacts((), ()))
+            Join(machine, self.machines, self.machines, f"n{machine}", MachineFacts({}, {}))
         )
-        member.send(MachineReady(1, 29501 if machine == 0 else None))
+        member.send(MachineReady(1, 29501 if machine == 0 else None, 1))
         return member
 
 
@@ -149,7 +148,7 @@ def attacks(some: Channel) -> Iterator[bytes]:
     yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
     with socket.create_connection(some.address) as other:  # recorded on another connection
         session = greeted(other, KEY)
-        yield session.seal(Join(1, 2, 2, "n1", MachineFacts((), ()))) + session.seal(failure())
+        yield session.seal(Join(1, 2, 2, "n1", MachineFacts({}, {}))) + session.seal(failure())
 
 
 def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
@@ -165,7 +164,7 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
                     sent += 1
         assert sent == 14
         for member in members:
-            member.send(MachineHeartbeat("still here"))
+            member.send(MachineHeartbeat())
             member.send(Done())
         wait_until(lambda: all(member.is_all_done for member in members))
         assert not any(member.ended_by or member.lost for member in members)
@@ -193,7 +192,7 @@ def test_an_end_that_closes_unanswered_is_told_from_one_that_speaks_something_el
     said: bytes,
 ) -> None:
     here, there = socket.socketpair()
-    member = HubClient(here, KEY, 60, str)
+    member = HubClient(here, KEY, 60)
     there.sendall(said)
     there.close()
     wait_until(lambda: member.is_over)
@@ -207,8 +206,8 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         main = some.join(0)
         wait_until(lambda: main.accepted)
         link = socket.create_connection(some.address)
-        other = HubClient(link, KEY, some.timeout_s, str)
-        other.send(Join(1, 3, 3, "n1", MachineFacts((), ())))
+        other = HubClient(link, KEY, some.timeout_s)
+        other.send(Join(1, 3, 3, "n1", MachineFacts({}, {})))
         wait_until(lambda: other.refused)
         other.send(Leave())
         other.close()
@@ -275,7 +274,7 @@ def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[HubClient]]:
         relay.passes[relay.from_hub if from_hub else relay.to_hub] = False
         if from_hub:
             members[-1].timeout_s = 0.2
-            members[-1].send(MachineHeartbeat(""))
+            members[-1].send(MachineHeartbeat())
         else:
             some.hub.peers[machines].received_at -= 2 * some.timeout_s
         yield members
@@ -300,7 +299,7 @@ def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
     with cut_off(2, from_hub=False) as (main, other):
 
         def is_known() -> object:
-            main.send(MachineHeartbeat(""))  # wakes the hub
+            main.send(MachineHeartbeat())  # wakes the hub
             return main.ended_by and other.lost
 
         wait_until(is_known)
@@ -325,8 +324,8 @@ def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> No
         main.close()
         ending = threading.Thread(target=some.hub.close, args=(60.0,))
         ending.start()
-        late = HubClient(socket.create_connection(some.address), KEY, some.timeout_s, str)
-        late.send(Join(1, 2, 2, "n1", MachineFacts((), ())))
+        late = HubClient(socket.create_connection(some.address), KEY, some.timeout_s)
+        late.send(Join(1, 2, 2, "n1", MachineFacts({}, {})))
         wait_until(lambda: late.is_over)
         assert late.ended_by is not None
         assert late.ended_by.cause == failure().cause
@@ -352,7 +351,7 @@ def test_all_kinds_of_messages_can_be_sent() -> None:
         "CrashSite | None": None,
     }
     samples["StepStats"] = StepStats(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, None, 0, None, None, 1)
-    samples["MachineFacts"] = MachineFacts((Fact("torch", "2.13"),), ())
+    samples["MachineFacts"] = MachineFacts({"torch": "2.13"}, {})
     for kind in get_args(Message):
         values = [
             samples.get(getattr(type_, "__forward_arg__", str(type_)), ())

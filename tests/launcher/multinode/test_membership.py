@@ -28,10 +28,10 @@ pytest.importorskip("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.launcher.multinode import membership, rendezvous
-from headway.launcher.multinode.membership import Membership
+from headway.launcher.multinode.membership import MultiNodeRendezvous
 
 
-def machine_1(port: int, join_timeout_s: float, **settings: str) -> Membership:
+def machine_1(port: int, join_timeout_s: float, **settings: str) -> MultiNodeRendezvous:
     Path("script.py").write_text("pass")
     flags = {"num_machines": "2", "machine_rank": "1", "main_address": "127.0.0.1"}
     values = {**flags, "main_port": str(port), "device": "cpu", **settings}
@@ -43,7 +43,7 @@ def machine_1(port: int, join_timeout_s: float, **settings: str) -> Membership:
         python=["python"],
         environ={},
     )
-    return Membership(plan, {}, join_timeout_s)
+    return MultiNodeRendezvous(plan, {}, "run", join_timeout_s)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
 
     monkeypatch.setattr(membership, "log", log)
     one = machine_1(port, 600)
-    joining = threading.Thread(target=one.join, args=(str,))
+    joining = threading.Thread(target=one.join)
     with closing(port):
         joining.start()
         assert has_said.wait(60)
@@ -91,7 +91,7 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     assert not joining.is_alive()
     assert one.member is not None
     assert one.member.accepted is not None
-    one.leave()
+    one.shutdown()
     hub.own_end.close()
     hub.close(60)
 
@@ -104,11 +104,11 @@ def test_a_machine_without_a_rank_that_has_not_the_main_address_is_told_so(
     monkeypatch.setattr(network, "NOTICE_AFTER_S", 0.0)
     monkeypatch.setattr(network, "connect_to", lambda *_: socket.create_connection(("::1", 1)))
     with pytest.raises(LaunchError):
-        machine_1(1, 0.2, main_address="192.0.2.1", machine_rank="auto").join(str)
+        machine_1(1, 0.2, main_address="192.0.2.1", machine_rank="auto").join()
     assert "pass --machine-rank 0" in lines[0]
     lines.clear()
     with pytest.raises(LaunchError):
-        machine_1(1, 0.2, main_address="192.0.2.1").join(str)
+        machine_1(1, 0.2, main_address="192.0.2.1").join()
     assert "--machine-rank" not in lines[0]
 
 
@@ -131,9 +131,9 @@ def test_a_machine_without_a_rank_is_machine_0_once_the_main_address_is_its_own(
     monkeypatch.setattr(network, "connect_to", connect_to)
     monkeypatch.setattr(network, "listening_host", lambda _: "127.0.0.1")
     one = machine_1(free_port(), 600, main_address="train-0.train", machine_rank="auto")
-    one.join(str)
+    one.join()
     assert one.hub is not None
-    one.leave()
+    one.shutdown()
 
 
 def test_a_link_local_address_keeps_its_interface_which_differs_between_machines() -> None:
@@ -148,7 +148,7 @@ def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() ->
     port = free_port()
     refusal = r"cannot reach machine 0.* closes the connection"
     with closing(port), pytest.raises(LaunchError, match=refusal):
-        machine_1(port, 0.0).join(str)
+        machine_1(port, 0.0).join()
 
 
 def test_what_speaks_something_else_is_an_error_at_once() -> None:
@@ -163,8 +163,8 @@ def test_what_speaks_something_else_is_an_error_at_once() -> None:
         speaking.start()
         one = machine_1(listener.getsockname()[1], 600)
         with pytest.raises(LaunchError, match="is not machine 0"):
-            one.join(str)
-        one.leave()
+            one.join()
+        one.shutdown()
         speaking.join()
 
 
@@ -193,7 +193,7 @@ def test_a_stop_signal_just_before_a_delay_is_obeyed_at_once(
     clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     monkeypatch.setattr(rendezvous, "time", clock)
     with pytest.raises(SignalException):
-        rendezvous.Rendezvous("run").pause(60)
+        rendezvous.Rendezvous("run", 1).pause(60)
     assert now < 1
 
 
@@ -201,5 +201,5 @@ def test_a_delay_lasts_as_long_as_it_was_said_to(monkeypatch: pytest.MonkeyPatch
     slept: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
     monkeypatch.setattr(rendezvous, "time", clock)
-    rendezvous.Rendezvous("run").pause(2.5)
+    rendezvous.Rendezvous("run", 1).pause(2.5)
     assert sum(slept) == pytest.approx(2.5)

@@ -45,8 +45,8 @@ def sealed(session: Session, *texts: str) -> list[bytes]:
 def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
     hub, member = sessions()
     failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
-    start = StartRound(0, 1, 2, 0, "10.0.0.1", 4711)
-    for message in (failed, Done(failed), Done(), MachineHeartbeat(""), start):
+    start = StartRound(0, 1, 2, 1, 2, "10.0.0.1", 4711)
+    for message in (failed, Done(failed), Done(), MachineHeartbeat(), start):
         assert member.open(hub.seal(message).rstrip(b"\n")) == message
         assert hub.open(member.seal(message).rstrip(b"\n")) == message
 
@@ -115,7 +115,7 @@ def test_whatever_one_with_the_key_sends_is_a_message_of_the_declared_types_or_r
     hub, member = sessions()
     text = json.dumps(content)
     with patch.object(typed, "_dumps", lambda *_, **__: text):
-        line = member.seal(MachineHeartbeat("")).rstrip(b"\n")
+        line = member.seal(MachineHeartbeat()).rstrip(b"\n")
     try:
         message = hub.open(line)
     except InvalidPeer:
