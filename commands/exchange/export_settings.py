@@ -1,30 +1,41 @@
-"""`headway config export`: print the settings of a launch for another tool."""
+"""`headway config export`: print the settings of a launch for another tool.
+
+A Kubernetes manifest is an indexed Job with a pod for each machine. Source: the Kubernetes API
+reference, batch/v1 and core/v1.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from headway.commands.config.check import SCRIPT
-from headway.commands.exchange.kubernetes_export import (
-    not_in_kubernetes,
-    secret_name,
-    secrets_of,
-    to_kubernetes,
-)
 from headway.commands.flags import Parsed, Parser, machine_from_flags
+from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError
+from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
 from headway.ipc.run_contract import KEY_VARIABLE
+from headway.ipc.secrets import masked
 from headway.ipc.stderr import log
 from headway.launcher.clusters.cluster_settings import cluster_layer
+from headway.launcher.processes.shutdown import grace_of
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings
 
 KUBERNETES = "k8s"
 FORMATS = ("env", "sh", KUBERNETES)
 _NAME = "headway"  # default name of the Job
+_PORT = 29500  # each pod has its own address, so any port is free
+_STOP_MARGIN_S = 30  # added to the grace period, before the pod is killed
+_NOT_EXPORTED = ("hosts", *OF_JOBS)
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_ACTIONS = (("Ignore", STOPPED_AND_SAVED), ("FailJob", REPEATED))  # action, exit code
+
+Manifest = Mapping[str, Any]
 
 
 def export(argv: Sequence[str]) -> int:
@@ -55,8 +66,8 @@ def export(argv: Sequence[str]) -> int:
         has_value = [name for name in names if settings.values[name].value is not None]
         text = "".join(f"{_assignment(name, visible, parsed.format)}\n" for name in has_value)
         hidden = [name for name, value in settings.env.items() if visible.env[name] != value]
-        masked = f"the secret in {', '.join(hidden)} is masked: pass --show-secrets to print it"
-        notes = [masked] if hidden else []
+        what = f"the secret in {', '.join(hidden)} is masked: pass --show-secrets to print it"
+        notes = [what] if hidden else []
     print(text, end="")
     for note in notes:
         log(f"note: {note}")
@@ -71,15 +82,24 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
     texts = {
         key: _as_text(key, settings) for key in names if settings.values[key].value is not None
     }
-    objects = to_kubernetes(settings, texts, name=name, image=parsed.image, program=[SCRIPT])
-    notes = [
-        f"{key} is not exported: it has no equivalent" for key in not_in_kubernetes(settings, names)
-    ]
-    if secrets := secrets_of(settings):
+    env = {key: text for key, text in settings.env.items() if _VARIABLE.fullmatch(key)}
+    secrets = [KEY_VARIABLE] if settings.num_machines > 1 else []
+    secrets += [key for key, text in env.items() if masked(key, text) != text]
+    public = {key: text for key, text in env.items() if key not in secrets}
+    variables = [*_variables(settings, texts, name, public)]
+    place = f"{name}-secrets"
+    for key in secrets:
+        reference = {"name": place, "key": key}
+        variables.append({"name": key, "valueFrom": {"secretKeyRef": reference}})
+    left = [key for key in names if key in _NOT_EXPORTED]
+    left += [f"env.{key}" for key in settings.env if key not in env]
+    notes = [f"{key} is not exported: it has no equivalent" for key in left]
+    if secrets:
         values = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
         words = [f"--from-literal={key}={values.get(key, '...')}" for key in secrets]
-        create = f"kubectl create secret generic {secret_name(name)} {' '.join(words)}"
+        create = f"kubectl create secret generic {place} {' '.join(words)}"
         notes.append(f"the pods read {', '.join(secrets)} from a Secret; create it first: {create}")
+    objects = _kubernetes_objects(settings, name, parsed.image, variables)
     return yaml.safe_dump_all(objects, sort_keys=False), notes
 
 
@@ -103,3 +123,84 @@ def _as_text(name: str, settings: Settings) -> str:
     if name == "env":
         return shlex.join(f"{k}={v}" for k, v in value.items())
     return ",".join(map(str, value)) if name == "ranks" else str(value)
+
+
+def _kubernetes_objects(
+    settings: Settings, name: str, image: str, variables: Sequence[Manifest]
+) -> list[Manifest]:
+    """Return the objects that run a launch with these variables, with one pod per machine."""
+    is_one = settings.num_machines == 1
+    grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S
+    container: dict[str, Any] = {
+        "name": "launch",
+        "image": image,
+        "command": ["headway", "launch", SCRIPT],
+        "env": variables,
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    if resource := kind_of(settings.device).resource:
+        container["resources"] = {"limits": {resource: settings.num_processes}}
+    pod = {
+        **({} if is_one else {"subdomain": name}),
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_s,  # the maximum
+        "containers": [container],
+        # the default of 64 MiB is too small for data loader workers
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": int(settings.num_machines),
+            "parallelism": int(settings.num_machines),
+            "backoffLimit": 0,
+            "podFailurePolicy": {"rules": [_rule(*action) for action in _ACTIONS]},
+            "template": {"spec": pod},
+        },
+    }
+    return [job] if is_one else [_service(name), job]
+
+
+def _rule(action: str, code: int) -> Manifest:
+    of = {"containerName": "launch", "operator": "In", "values": [code]}
+    return {"action": action, "onExitCodes": of}
+
+
+def _service(name: str) -> Manifest:
+    """Return the headless service that gives each pod a host name, even before the pod is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": name},
+        },
+    }
+
+
+def _variables(
+    settings: Settings, texts: Mapping[str, str], name: str, public: Mapping[str, str]
+) -> Iterator[Manifest]:
+    """Yield the variables of the pods; a pod's machine rank is its index in the Job.
+
+    `texts` are the settings, and `public` are the variables of `env` without the secrets.
+    """
+    place: dict[str, object] = {"num_machines": settings.num_machines}
+    if settings.num_machines > 1:
+        place |= {"main_address": f"{name}-0.{name}", "main_port": settings.main_port or _PORT}
+    passed = {key: text for key, text in texts.items() if key not in ("env", *OF_MACHINES)}
+    for key, value in {**place, **passed}.items():
+        if key not in _NOT_EXPORTED:
+            yield {"name": TABLE[key].variable, "value": _literal(str(value))}
+    for variable, text in public.items():
+        yield {"name": variable, "value": _literal(text)}
+
+
+def _literal(text: str) -> str:
+    """Escape $(NAME), which Kubernetes would expand in commands and values."""
+    return text.replace("$(", "$$(")
