@@ -57,14 +57,13 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
     )
     path = environ.get("PYTHONPATH")  # the agent may need it to find Headway
     python_path = ["env", f"PYTHONPATH={path}"] if path else []
-    is_port_set = settings.are_user_set("main_port")
     launch = RemoteLaunch(
         hosts=hosts,
         agent=[*python_path, *interpreter(), "-m", _AGENT],
         setup=order,
         words=words,
         main_address=settings.main_address if settings.are_user_set("main_address") else None,
-        main_port=settings.main_port if is_port_set else None,
+        main_port=settings.main_port if settings.are_user_set("main_port") else None,
         stops_within_s=settings.grace_period_s + _STOP_MARGIN_S,
     )
     return run_on_hosts(launch)

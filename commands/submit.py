@@ -24,7 +24,7 @@ from headway.ipc.stderr import log
 from headway.ipc.typed import plain
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.protocol import RUN_VARIABLES
-from headway.launcher.remote.slurm_jobs import SlurmJob, batch_script, sbatch_words
+from headway.launcher.remote.slurm_jobs import batch_script, sbatch_words
 from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
@@ -74,7 +74,7 @@ def submit(request: RemoteJob) -> int:
     if parsed.dry_run and not parsed.show_secrets:
         words = masked_command(words)
     command = [*interpreter(), "-m", "headway", "launch", *words]
-    script = batch_script(SlurmJob(options, written, command))
+    script = batch_script(options, written, command)
     _print_notes(options, inherited, program, is_quiet=parsed.quiet)
     if parsed.dry_run:
         print(script, end="")

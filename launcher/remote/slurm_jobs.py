@@ -52,12 +52,6 @@ exit "$code"
 """
 
 
-class SlurmJob(NamedTuple):
-    options: Mapping[str, str]  # of sbatch, by long name without dashes; "": no value
-    variables: Mapping[str, str]  # environment variables that the script sets
-    command: Sequence[str]  # the launch, with its arguments
-
-
 class JobState(NamedTuple):
     """The state of a job, as reported by SLURM."""
 
@@ -79,12 +73,17 @@ class JobState(NamedTuple):
         return int(self.name != "COMPLETED")
 
 
-def batch_script(job: SlurmJob) -> str:
-    """Return a script for sbatch that requeues its job if the run can resume."""
+def batch_script(
+    options: Mapping[str, str], variables: Mapping[str, str], command: Sequence[str]
+) -> str:
+    """Return a script for sbatch that runs `command`, and requeues its job if the run can resume.
+
+    `options` are those of sbatch, by long name without dashes; an empty string means no value.
+    """
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
-    lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
-    return "\n".join([*lines, _BODY.format(command=shlex.join(job.command))])
+    lines += [f"#SBATCH {_directive(name, value)}" for name, value in options.items()]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "\n".join([*lines, _BODY.format(command=shlex.join(command))])
 
 
 def sbatch_words(options: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 
 from headway.history.record import find
 from headway.launcher.remote import slurm_jobs
-from headway.launcher.remote.slurm_jobs import JobState, SlurmJob, batch_script, read_state
+from headway.launcher.remote.slurm_jobs import JobState, batch_script, read_state
 from tests.commands.running import run
 
 SECRET = "dont-tell-anyone"
@@ -275,7 +275,7 @@ def test_only_a_job_that_has_saved_or_was_preempted_and_is_not_cancelled_is_run_
         fakes, "squeue", f"case $* in *preempttime) echo $PREEMPTED;; *) echo {state};; esac"
     )
     add_command(fakes, "scontrol", 'echo "$@"')
-    text = batch_script(SlurmJob({}, {}, ["sh", "-c", f"exit {code}"]))
+    text = batch_script({}, {}, ["sh", "-c", f"exit {code}"])
     environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
     done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, requeued)
@@ -287,7 +287,7 @@ def test_a_job_of_an_array_knows_its_end_also_where_its_number_is_that_of_the_ar
 ) -> None:
     end = "2026-11-24T07:22:42"
     add_command(fakes, "squeue", f"echo {end}; case $* in *5_3*) ;; *) echo {end};; esac")
-    text = batch_script(SlurmJob({}, {}, ["sh", "-c", "echo $SLURM_JOB_END_TIME"]))
+    text = batch_script({}, {}, ["sh", "-c", "echo $SLURM_JOB_END_TIME"])
     array = {"SLURM_JOB_ID": "5", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
     environ = {**os.environ, **array, "TZ": "UTC"}
     done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True)
