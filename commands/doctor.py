@@ -18,15 +18,13 @@ from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.ipc.paths import installer_of
 from headway.launcher.clusters.cluster_settings import cluster_layer
-from headway.machine.facts import NEWEST_TORCH, OLDEST_TORCH, HostFacts, Machine
+from headway.machine.facts import NEWEST_TORCH, OLDEST_TORCH, HostFacts, Machine, as_data
 from headway.machine.gpus import admin_fix, availability_fixes, gpu_fixes, kernel_fixes
 from headway.machine.host import without_home
-from headway.machine.snapshot import as_data
 from headway.machine.source import Source
 from headway.machine.torch_query import TorchDevices, query_torch
-from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems
-from headway.settings.resolve import omp_threads, resolve
+from headway.settings.resolve import launch_layers, omp_threads, profile_layers, resolve
 
 OK, WARNING, ERROR, SKIPPED = "ok", "warning", "error", "skipped"
 """The statuses of a check."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -10,8 +11,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.devices.kind import sm
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Gpu, HostFacts, Machine
-from headway.machine.snapshot import to_json
+from headway.machine.facts import Gpu, HostFacts, Machine, as_data
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_flags(argv)
     machine = detect_machine(os.environ, full=True)
     if parsed.json:
-        print(to_json(machine))
+        print(json.dumps(as_data(machine), indent=2))
     else:
         print_table(("fact", "value"), list(_facts(machine)))
     return 0

@@ -9,7 +9,7 @@ from headway.errors import Code, ConfigError, did_you_mean
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Machine
+from headway.machine.facts import Machine, load_machine
 from headway.settings.problems import SETTING_OF
 from headway.settings.profile import Entries, Entry
 from headway.settings.setting import SET
@@ -295,8 +295,6 @@ def machine_from_flags(
         device = "cpu" if getattr(parsed, "cpu", False) else getattr(parsed, "device", None)
         device = device or (named[-1] if named else "auto")
         return detect_machine(environ, full=full, device=device), environ
-    from headway.machine.snapshot import load_machine
-
     machine = load_machine(parsed.machine)
     read_here = (*(row.variable for row in TABLE.values()), *SETTING_OF, "SLURM_JOB_ID")
     ignored = [name for name in read_here if name in environ]

@@ -22,10 +22,9 @@ from headway.launcher.plan.plan import LaunchPlan, launch_record, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
-from headway.settings.resolve import resolve, try_resolve
+from headway.settings.resolve import launch_layers, profile_layers, resolve, try_resolve
 from headway.settings.setting import Seconds
 from headway.settings.table import OF_JOBS, ON, TABLE, TOPICS, Settings
 

@@ -11,8 +11,7 @@ from headway.commands.remote_job import RemoteJob, check_everywhere, job_args
 from headway.errors import Code, ConfigError
 from headway.ipc.secrets import masked_command
 from headway.launcher.plan.program import Program, interpreter
-from headway.settings.hosts import Hosts
-from headway.settings.setting import AUTO
+from headway.settings.setting import AUTO, Hosts
 from headway.settings.table import TABLE, Settings
 
 _AGENT = "headway.commands.host_agent"

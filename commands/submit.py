@@ -27,11 +27,9 @@ from headway.launcher.remote.protocol import RUN_VARIABLES
 from headway.launcher.remote.slurm_jobs import batch_script, sbatch_words
 from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer
-from headway.settings.profile import Entries
-from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.profile_files import shown
-from headway.settings.resolve import resolve
+from headway.settings.profile import VARIABLE as PROFILE_VARIABLE
+from headway.settings.profile import Entries, shown
+from headway.settings.resolve import environment_layer, resolve
 from headway.settings.table import OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
 _MAX_BYTES = 50 * 2**20  # maximum size of a snapshot

@@ -21,7 +21,7 @@ PATIENCE_S = 120
 ON_MACHINE = """
 import shutil, sys
 from headway.commands import flags, main
-from headway.machine.snapshot import load_machine
+from headway.machine.facts import load_machine
 flags.detect_machine = lambda *_, **__: load_machine(sys.argv[1])
 shutil.which = lambda *_, **__: None
 sys.exit(main.main(sys.argv[2:]))

@@ -38,18 +38,20 @@ from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log
 from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer
-from headway.settings.profile import Entries, Entry, parse_profile, read_profile
-from headway.settings.profile_edit import BLANK, masked_profile, unset_value
-from headway.settings.profile_files import (
+from headway.settings.profile import (
     PROJECT_FILE,
+    Entries,
+    Entry,
     exists,
     find_project_profile,
+    parse_profile,
+    read_profile,
     shown,
     text_at,
     trusted_profile,
 )
-from headway.settings.resolve import parse_layers
+from headway.settings.profile_edit import BLANK, masked_profile, unset_value
+from headway.settings.resolve import environment_layer, parse_layers
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 

@@ -14,11 +14,9 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
-from headway.settings.layers import profiles_in_use
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry, read_profile
-from headway.settings.profile_files import choose_profile, shown
-from headway.settings.resolve import NOTHING, parse_layers, try_resolve
+from headway.settings.profile import Entries, Entry, choose_profile, read_profile, shown
+from headway.settings.resolve import NOTHING, parse_layers, profiles_in_use, try_resolve
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 

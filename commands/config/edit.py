@@ -15,7 +15,7 @@ from headway.launcher.plan.notes import oversubscribed
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entry, parse_profile
+from headway.settings.profile import Entry, parse_profile, shown, text_at, trusted_profile
 from headway.settings.profile_edit import (
     BLANK,
     is_blank,
@@ -24,7 +24,6 @@ from headway.settings.profile_edit import (
     write_profile,
     written,
 )
-from headway.settings.profile_files import shown, text_at, trusted_profile
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE, Settings
 

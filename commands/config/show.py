@@ -19,16 +19,15 @@ from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.launcher.plan.describe import settings_table
 from headway.launcher.plan.plan import text_of
 from headway.machine.devices import DeviceSpec
-from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.profile import read_profile
-from headway.settings.profile_files import (
+from headway.settings.profile import (
     choose_profile,
     exists,
     find_project_profile,
     profile_names,
+    read_profile,
     shown,
 )
-from headway.settings.resolve import parse_layers, resolve
+from headway.settings.resolve import launch_layers, parse_layers, profile_layers, resolve
 from headway.settings.setting import as_words
 from headway.settings.table import TABLE, Settings
 

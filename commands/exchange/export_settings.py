@@ -22,8 +22,7 @@ from headway.ipc.secrets import masked
 from headway.ipc.stderr import log
 from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.launcher.processes.shutdown import grace_of
-from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.resolve import resolve
+from headway.settings.resolve import launch_layers, profile_layers, resolve
 from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings
 
 KUBERNETES = "k8s"

@@ -16,9 +16,15 @@ from headway.ipc.choices import DDP, FSDP, HSDP
 from headway.ipc.choices import SHARDING_SETTINGS as OF_STRATEGIES
 from headway.ipc.origin import Layer, Origin
 from headway.machine.detection import detect_machine
-from headway.settings.profile import Entry, compose, parse_profile
+from headway.settings.profile import (
+    Entry,
+    compose,
+    parse_profile,
+    read_text,
+    shown,
+    trusted_profile,
+)
 from headway.settings.profile_edit import unset_value
-from headway.settings.profile_files import read_text, shown, trusted_profile
 from headway.settings.setting import Raw
 from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 

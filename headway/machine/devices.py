@@ -68,7 +68,23 @@ class DeviceSpec(NamedTuple):
         return self.idle is not None and self.idle <= len(coming)
 
     def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
-        chosen, problems = _find(self.named or (), gpus)
+        chosen: list[int] = []
+        problems: list[str] = []
+        for name in self.named or ():
+            if isinstance(name, int) and has_ambiguous_indices(gpus):
+                problems.append(
+                    f"the index {name} is ambiguous, because there are MIG slices: use UUIDs"
+                )
+                continue
+            if isinstance(name, int):
+                matches = [name] if name < len(gpus) else []
+            else:
+                matches = [index for index, gpu in enumerate(gpus) if gpu.uuid.startswith(name)]
+            chosen += matches[:1]
+            if not matches:
+                problems.append(f"GPU {name} does not exist")
+            elif len(matches) > 1:
+                problems.append(f"{name} is a prefix of the UUIDs of {len(matches)} GPUs")
         twice = {index for index in chosen if chosen.count(index) > 1}
         labels = gpu_labels(gpus)
         obstacles = [
@@ -170,28 +186,6 @@ def _names(text: str) -> list[Name]:
     if last < first:
         raise ValueError(f"the range {text!r} is descending; list the GPUs individually")
     return list(range(first, last + 1))
-
-
-def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[str, ...]]:
-    """Return the indices of `names` in `gpus`, and the problems."""
-    found: list[int] = []
-    problems: list[str] = []
-    for name in names:
-        if isinstance(name, int) and has_ambiguous_indices(gpus):
-            problems.append(
-                f"the index {name} is ambiguous, because there are MIG slices: use UUIDs"
-            )
-            continue
-        if isinstance(name, int):
-            matches = [name] if name < len(gpus) else []
-        else:
-            matches = [index for index, gpu in enumerate(gpus) if gpu.uuid.startswith(name)]
-        found += matches[:1]
-        if not matches:
-            problems.append(f"GPU {name} does not exist")
-        elif len(matches) > 1:
-            problems.append(f"{name} is a prefix of the UUIDs of {len(matches)} GPUs")
-    return found, tuple(problems)
 
 
 def _busy_reason(gpu: Gpu) -> str | None:

@@ -1,12 +1,20 @@
-"""The snapshot of a machine: each fact with its source, and each missing fact with the reason."""
+"""The snapshot of a machine: each fact with its source, and each missing fact with the reason.
 
+`headway env --json` writes a snapshot as JSON, and `--machine` reads it.
+"""
+
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headway.devices.kind import numbers, sm
 from headway.devices.table import CPU, CUDA, MPS, kind_of
+from headway.errors import Code, ConfigError
+from headway.ipc.typed import SchemaError, plain, read
 
+_FORMAT = 1
+_MAX_BYTES = 2**24
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
 OLDEST_TORCH = (2, 8)  # as in pyproject.toml
 NEWEST_TORCH = (2, 13)  # that Headway is tested with, as in constraints.txt
@@ -348,3 +356,40 @@ def apply_level_zero_mask(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu
         if found[2] is None or int(found[2]) < gpus[int(found[1])].tiles:
             shown.setdefault(int(found[1]), []).append(found[0].strip())
     return [(",".join(names), gpus[index]) for index, names in sorted(shown.items())]
+
+
+# Snapshots as JSON
+
+
+def as_data(machine: Machine) -> dict[str, Any]:
+    return {"version": _FORMAT, **plain(machine)}
+
+
+def load_machine(path: str) -> Machine:
+    """Load the machine from a file written by `headway env --json`."""
+    key = ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _machine_in(json.loads(file.read(_MAX_BYTES)))
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    except SchemaError as invalid:
+        key = invalid.place
+        reason = f"is not a valid machine snapshot: {invalid}"
+    except (ValueError, RecursionError) as error:
+        reason = f"is not a valid machine snapshot: {error}"
+    raise ConfigError(
+        f"{path!r} {reason}",
+        where=f"flag --machine, {path}" + f", key {key}" * bool(key),
+        fix="create one with `headway env --json > machine.json` on that machine",
+        code=Code.UNREADABLE,
+    )
+
+
+def _machine_in(data: Any) -> Machine:
+    version = data.pop("version", None) if isinstance(data, dict) else None
+    if type(version) is not int or version != _FORMAT:
+        raise SchemaError(
+            "version", f"is {version!r}, but this version of Headway reads format {_FORMAT}"
+        )
+    return read(Machine, data)

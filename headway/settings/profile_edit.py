@@ -20,8 +20,7 @@ from headway.ipc.choices import PRECISIONS
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import MASK, masked, masked_value
 from headway.ipc.stderr import log
-from headway.settings.profile import VERSION, compose, parse_profile
-from headway.settings.profile_files import choose_profile, shown, text_at
+from headway.settings.profile import VERSION, choose_profile, compose, parse_profile, shown, text_at
 from headway.settings.setting import Raw
 from headway.settings.table import Settings
 

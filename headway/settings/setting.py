@@ -16,6 +16,9 @@ Raw = str | Sequence[str] | Mapping[str, str]
 
 _MAX_DIGITS = 9
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # in seconds, largest first
+_HOST = r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:\[\],]+))(:(?P<count>[^:\s]+))?$"
+_NAME = r"[^\s:/@,\[\]]+"
+_NO_HOST = "none"
 
 VARIABLE_PREFIX = "HEADWAY_"
 """Prefix of the environment variables of settings."""
@@ -156,20 +159,17 @@ class Choice:
         self,
         *words: str,
         same: Mapping[str, str] | None = None,
-        or_auto: bool = False,
         accepts: Callable[[str], bool] | None = None,
     ) -> None:
-        self.choices = (AUTO, *words) if or_auto else words
-        self._possible = (*words, AUTO) if or_auto else words
-        self._words = words
+        self.choices = words
         self._same = same or {}
         self._is_other = accepts or (lambda _: False)
 
     def __call__(self, raw: Raw) -> str:
         word = read_text(raw).strip().lower()
         word = self._same.get(word, word)
-        if word not in self._words and not self._is_other(word):
-            raise ValueError(f"must be one of {', '.join(self._possible)}")
+        if word not in self.choices and not self._is_other(word):
+            raise ValueError(f"must be one of {', '.join(self.choices)}")
         return word
 
 
@@ -275,6 +275,83 @@ def read_ranks(raw: Raw) -> tuple[int, ...] | None:
             raise ValueError(f"the range {part.strip()!r} is descending")
         ranks.update(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(ranks))
+
+
+class Host(NamedTuple):
+    """An ssh host and its number of processes; if the number is None, the host detects it."""
+
+    name: str
+    num_processes: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.num_processes is None else f"{name}:{self.num_processes}"
+
+
+class Hosts(tuple[Host, ...]):
+    """The hosts of a run, ordered by machine rank; if empty, the run uses only this machine."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self)) or _NO_HOST
+
+
+def read_host(raw: Raw) -> str:
+    """Parse a host name or IP address; brackets are removed, so [::1] becomes ::1."""
+    text = read_text(raw).strip()
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()
+    if not (is_name or _is_ip_address(host)):
+        more = "; set its port with main_port" if re.search(r":\d+$", text) else ""
+        raise ValueError(f"not a host name or IP address{more}")
+    if host in ("0.0.0.0", "::", "255.255.255.255"):
+        raise ValueError("a wildcard address: use an address that other machines can connect to")
+    labels = host.removesuffix(".").split(".")
+    if ":" not in host and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels)):
+        raise ValueError("not a host name: it is too long, or has an empty or overlong part")
+    if host.lower().startswith("fe80:") and "%" not in host:
+        raise ValueError("a link-local address: add this machine's interface, as in fe80::1%eth0")
+    return host
+
+
+def _is_ip_address(host: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def read_hosts(raw: Raw) -> Hosts:
+    """Parse `a,b:2`, a YAML list of these, `[::1]:2`, or `none`."""
+    if isinstance(raw, str) and raw.strip().lower() == _NO_HOST:
+        return Hosts()
+    words = raw.split(",") if isinstance(raw, str) else raw
+    hosts = [_read_host(word.strip()) for word in words]
+    if not hosts:
+        raise ValueError("contains no host")
+    names = [host.name for host in hosts]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"lists {', '.join(twice)} twice")
+    return Hosts(hosts)
+
+
+def _read_host(word: str) -> Host:
+    match = re.match(_HOST, word)
+    name = (match["bracketed"] or match["name"]) if match else ""
+    # ssh parses a word that starts with a dash as an option
+    if match is None or name.startswith("-") or not name.isprintable():
+        raise ValueError(f"{word!r} is not HOST or HOST:PROCESSES, such as node1 or node1:2")
+    if match["count"] is None:
+        return Host(name)
+    try:
+        return Host(name, Count(1)(match["count"]))
+    except ValueError as error:
+        what = f"invalid process count {match['count']!r} in {word!r}: {error}"
+        raise ValueError(what) from None
 
 
 def read_path(raw: Raw) -> str:

@@ -8,7 +8,7 @@ avoids dataclasses: importing them takes a fifth of a launch's time budget.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.devices.table import OF_CLUSTERS, extensions, is_kind
 from headway.ipc.choices import PRECISIONS, STRATEGIES, read_wrap
@@ -19,21 +19,20 @@ from headway.settings.setting import (
     AUTO,
     Choice,
     Count,
+    Hosts,
     MachineCount,
     Machines,
-    Raw,
     Scope,
     Seconds,
     Setting,
     Value,
+    read_host,
+    read_hosts,
     read_options,
     read_path,
     read_ranks,
     read_variables,
 )
-
-if TYPE_CHECKING:
-    from headway.settings.hosts import Hosts
 
 YES, NO = "yes", "no"
 _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
@@ -59,23 +58,11 @@ def _switch(help: str, *, applies_to: Scope | None = None) -> Setting[str]:
     return Setting(Choice(YES, NO, same=_YES_OR_NO), NO, help, bare=YES, applies_to=applies_to)
 
 
-def _host(raw: Raw) -> str:
-    from headway.settings.hosts import read_host  # rarely needed
-
-    return read_host(raw)
-
-
-def _hosts(raw: Raw) -> Hosts:
-    from headway.settings.hosts import read_hosts
-
-    return read_hosts(raw)
-
-
 class Settings:
     """The table of all settings; an instance contains their resolved values."""
 
     device = Setting(
-        Choice(*DEVICES, or_auto=True, accepts=is_kind),
+        Choice(AUTO, *DEVICES, accepts=is_kind),
         AUTO,
         "device to run on; gpu is cuda, xpu, or mps on a Mac",
     )
@@ -106,7 +93,7 @@ class Settings:
         Count(1), 1, "micro-batches per optimizer step", metavar="N", applies_to="accelerator"
     )
     strategy = Setting(
-        Choice(*STRATEGIES, or_auto=True),
+        Choice(AUTO, *STRATEGIES),
         AUTO,
         "parallelism: replicate the model (ddp), shard its parameters (fsdp), or shard over "
         "shard_size ranks and replicate the shards (hsdp); auto is ddp",
@@ -163,7 +150,7 @@ class Settings:
         metavar="R",
     )
     main_address: Setting[str | None] = Setting(
-        _host,
+        read_host,
         AUTO,
         "host name or IP address of machine 0, without a port (auto: from the cluster's variables)",
         metavar="HOST",
@@ -179,12 +166,7 @@ class Settings:
         applies_to="machines",
     )
     cluster = Setting(
-        Choice(
-            NO_CLUSTER,
-            *CLUSTERS,
-            or_auto=True,
-            accepts=lambda name: name in extensions(OF_CLUSTERS),
-        ),
+        Choice(AUTO, NO_CLUSTER, *CLUSTERS, accepts=lambda name: name in extensions(OF_CLUSTERS)),
         AUTO,
         "cluster whose variables define the run's machines: any scheduler or mpirun that is "
         "detected (auto), only the named one, or none",
@@ -263,7 +245,7 @@ class Settings:
         has_flag=False,
     )
     status = Setting(
-        Choice(OFF, same={"no": OFF, "false": OFF}, or_auto=True),
+        Choice(AUTO, OFF, same={"no": OFF, "false": OFF}),
         AUTO,
         "progress of the run: a status line on a terminal, else a line per minute (auto); or off",
         applies_to="launcher",
@@ -309,7 +291,7 @@ class Settings:
         needs_launcher=True,
     )
     start_method = Setting(
-        Choice("fork", "exec", or_auto=True),
+        Choice(AUTO, "fork", "exec"),
         AUTO,
         "method to start ranks: fork a process that has imported torch (fork), or start a new "
         "interpreter for each rank (exec)",
@@ -317,7 +299,7 @@ class Settings:
         has_flag=False,
     )
     hosts: Setting[Hosts | None] = Setting(
-        _hosts,
+        read_hosts,
         None,
         "hosts to run on, over ssh; a:2 is host a with 2 processes; none: only this machine",
         metavar="a,b:2",

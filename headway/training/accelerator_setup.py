@@ -129,7 +129,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
 
 def _note_unread_variables() -> None:
     if has_unread_variables():
-        from headway.settings.layers import launch_variables
+        from headway.settings.resolve import launch_variables
 
         if names := launch_variables():
             log_once(

@@ -49,7 +49,7 @@ from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.launcher.step_stats.run_stats import RunStats
 from headway.machine.source import count_oom_kills
 from headway.settings.problems import missing_ranks
-from headway.settings.profile_files import shown
+from headway.settings.profile import shown
 from headway.settings.table import YES
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line

@@ -22,7 +22,7 @@ from headway.launcher.multinode.network import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import AgentLink, connect
 from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd, Signal, StartLaunch
-from headway.settings.hosts import Hosts
+from headway.settings.setting import Hosts
 
 _NOTICE_AFTER_S = 1.0  # before a wait for hosts is reported
 _FAILURE_KNOWN_S = 10.0  # from a launch's failure until the other launches are stopped

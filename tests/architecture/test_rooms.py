@@ -46,13 +46,13 @@ TORCH = {*RUNTIME, "launcher.processes", "launcher.multinode", "launcher.rank"}
 
 READ_ENVIRON = {
     # what a setting, the launcher or the machine says
-    *("settings.layers", "settings.resolve", "ipc.run_contract", "ipc.numbering"),
+    *("settings.resolve", "ipc.run_contract", "ipc.numbering"),
     "machine.detection",
     # a record, and a profile, lie below a folder that a variable names
     *("ipc.paths", "history.store", "history.process_record"),
     "commands.remote_job",  # PYTHONPATH of a snapshot of the code
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
-    *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
+    *("settings.profile", "commands.launch", "commands.config.show", "commands.doctor"),
     *("commands.env", "commands.exchange.export_settings"),
     "commands.config.ask",  # TERM
     # a forked rank gets its own variables, a script in this process those of the plan

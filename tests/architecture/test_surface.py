@@ -15,7 +15,7 @@ import headway
 from headway.commands.config import SUBCOMMANDS
 from headway.commands.explain import read_pages
 from headway.commands.main import COMMANDS, main
-from headway.settings.profile_files import VARIABLE
+from headway.settings.profile import VARIABLE
 from headway.settings.table import TABLE
 
 FILE = Path(__file__).with_name("surface.txt")

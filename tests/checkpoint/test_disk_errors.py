@@ -25,7 +25,7 @@ from headway.errors import CheckpointError, HeadwayError  # noqa: E402
 from headway.history import record, store  # noqa: E402
 from headway.integrations.resuming import TrainerSave, add_to_list, read_list  # noqa: E402
 from headway.ipc.paths import is_absent  # noqa: E402
-from headway.settings.profile_files import find_project_profile  # noqa: E402
+from headway.settings.profile import find_project_profile  # noqa: E402
 from tests.checkpoint.saved import save  # noqa: E402
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.settings.profile_files import choose_profile
+from headway.settings.profile import choose_profile
 
 PROFILE = """\
 # for the big machine

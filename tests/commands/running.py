@@ -9,8 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from headway.commands.main import main
 from headway.ipc.origin import Layer
-from headway.settings.profile import read_profile
-from headway.settings.profile_files import choose_profile
+from headway.settings.profile import choose_profile, read_profile
 from headway.settings.setting import Raw
 from tests.distributed.launching import environment
 

@@ -18,11 +18,9 @@ from headway.commands.doctor import ERROR, OK, SKIPPED, WARNING, Check, machine_
 from headway.commands.main import main
 from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices
-from headway.machine.facts import NEWEST_TORCH, Machine
-from headway.machine.snapshot import load_machine
+from headway.machine.facts import NEWEST_TORCH, Machine, load_machine
 from headway.machine.source import Source
-from headway.settings.layers import environment_layer
-from headway.settings.resolve import resolve
+from headway.settings.resolve import environment_layer, resolve
 from tests.conftest import REPOSITORY
 from tests.distributed.launching import environment
 from tests.machines.recorded import (

@@ -26,8 +26,7 @@ from headway.estimate.planner import (
     rows_for,
 )
 from headway.ipc.stderr import size
-from headway.machine.facts import Machine
-from headway.machine.snapshot import load_machine
+from headway.machine.facts import Machine, load_machine
 from tests.commands.running import run
 from tests.distributed.launching import environment, wait_for_end
 from tests.docs.test_screens import ROOT

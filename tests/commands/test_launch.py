@@ -178,7 +178,7 @@ REFUSALS = {
         "pass --replace-accelerate,",
     ),
     "an abbreviated flag": (["--num-proc", "2", "script.py"], "unknown flag"),
-    "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, gpu, mps"),
+    "a wrong choice": (["--device=tpu", "script.py"], "one of auto, cpu, cuda, gpu, mps"),
     "a typo": (
         ["--mixed-precision", "fp61", "script.py"],
         "fix:  pass `--mixed-precision fp16` (or no, bf16)",
@@ -420,7 +420,7 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
         "'shutil', 'select', 'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch', 'inspect',\n"
         "'subprocess', 'socket', 'threading', *(f'headway.{name}' for name in (\n"
         "'commands.remote_job', 'commands.tables', 'ipc.records', 'ipc.numbering',\n"
-        "'launcher.plan.describe', 'launcher.processes', 'settings.hosts'))}\n"
+        "'launcher.plan.describe', 'launcher.processes'))}\n"
         "ours = lambda: sum(name.startswith('headway') for name in sys.modules)\n"
         "os.execve = lambda *words: sys.exit(\n"
         "    f'imported: {sorted(heavy & sys.modules.keys())}, many: {ours() > 47}')\n"

@@ -14,9 +14,8 @@ from headway.commands import doctor, flags
 from headway.commands.doctor import OK, Check
 from headway.commands.main import main
 from headway.machine.facts import Machine
-from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.profile_files import choose_profile
-from headway.settings.resolve import resolve
+from headway.settings.profile import choose_profile
+from headway.settings.resolve import launch_layers, profile_layers, resolve
 from tests.commands.running import run
 from tests.machines.recorded import FOLDER, load
 

@@ -15,9 +15,8 @@ from headway.devices.kind import numbers
 from headway.errors import ConfigError
 from headway.estimate.planner import devices_of
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Gpu, GpuUse, Machine, MigSlice
+from headway.machine.facts import Gpu, GpuUse, Machine, MigSlice, as_data, load_machine
 from headway.machine.gpus import gpu_fixes
-from headway.machine.snapshot import load_machine, to_json
 from headway.machine.source import Source, count_oom_kills
 from headway.settings.resolve import resolve
 from tests.commands.running import python
@@ -275,7 +274,7 @@ def test_amd_cards_without_an_id_of_their_own_can_be_told_apart() -> None:
     }
     machine = snapshot(amd._replace(files=files, environ={"CUDA_VISIBLE_DEVICES": "0,1"}))
     assert [gpu.uuid for gpu in machine.visible_gpus] == ["GPU-XX-1", "GPU-XX-2"]
-    Path("machine.json").write_text(to_json(machine))
+    Path("machine.json").write_text(json.dumps(as_data(machine)))
     assert load_machine("machine.json") == machine
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Machine
-from headway.machine.snapshot import as_data, load_machine
+from headway.machine.facts import Machine, as_data, load_machine
 from headway.machine.source import Source
 
 FOLDER = Path(__file__).parent

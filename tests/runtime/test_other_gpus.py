@@ -18,7 +18,7 @@ from headway.distributed import world
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import MachineError
 from headway.ipc.run_contract import Ranks
-from headway.machine.snapshot import load_machine
+from headway.machine.facts import load_machine
 from headway.memory import clear_device_cache
 from headway.precision.precision import precision_for
 from tests.distributed.launching import execute, launch

@@ -13,10 +13,8 @@ from headway.errors import ConfigError
 from headway.ipc.origin import Layer
 from headway.ipc.paths import user_folder
 from headway.machine.facts import Machine
-from headway.settings.layers import profile_layers
-from headway.settings.profile import read_profile
-from headway.settings.profile_files import MAX_BYTES, choose_profile
-from headway.settings.resolve import resolve
+from headway.settings.profile import MAX_BYTES, choose_profile, read_profile
+from headway.settings.resolve import profile_layers, resolve
 from headway.settings.table import Settings
 
 

@@ -11,8 +11,8 @@ import pytest
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc.paths import user_folder
-from headway.settings.layers import profile_layers
-from headway.settings.profile_files import find_project_profile
+from headway.settings.profile import find_project_profile
+from headway.settings.resolve import profile_layers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes of POSIX")
 

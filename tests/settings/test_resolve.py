@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from headway.errors import ConfigError
 from headway.ipc.origin import Layer, Origin
 from headway.machine.facts import Gpu, Machine
-from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
+from headway.settings.resolve import environment_layer, profile_layers, resolve
 from headway.settings.setting import AUTO, MachineCount
 from headway.settings.table import TABLE, Settings
 

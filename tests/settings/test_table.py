@@ -7,8 +7,7 @@ from itertools import chain
 import pytest
 
 from headway.machine.devices import ALL, DeviceSpec
-from headway.settings.hosts import Host
-from headway.settings.setting import AUTO, Raw
+from headway.settings.setting import AUTO, Host, Raw
 from headway.settings.table import TABLE, TOPICS
 
 
@@ -64,7 +63,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
 @pytest.mark.parametrize(
     ("name", "raw", "reason"),
     [
-        ("device", "tpu", "one of cpu, cuda, gpu, mps"),
+        ("device", "tpu", "one of auto, cpu, cuda, gpu, mps"),
         ("device", "", "empty"),
         ("device", ["cpu"], "list"),
         ("num_processes", "four", "whole number"),

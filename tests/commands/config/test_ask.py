@@ -15,7 +15,7 @@ from headway.commands import flags, test
 from headway.commands.main import main
 from headway.config_wizard.questions import TEST
 from headway.machine.facts import Machine
-from headway.settings.profile_files import choose_profile
+from headway.settings.profile import choose_profile
 from headway.settings.setting import Raw
 from tests.commands.running import profile
 from tests.distributed.launching import environment

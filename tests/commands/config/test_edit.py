@@ -10,7 +10,7 @@ import pytest
 from headway.commands.config import check as config_check
 from headway.commands.config import edit as config_edit
 from headway.commands.main import main
-from headway.settings.profile_files import choose_profile
+from headway.settings.profile import choose_profile
 from headway.settings.table import TABLE
 from tests.commands.conftest import PROFILE
 from tests.machines.recorded import FOLDER, load
@@ -33,7 +33,7 @@ def test_a_value_that_is_no_text_is_refused_as_what_it_is(
         ("device: gpu\ndevices: 0-3\n", None),
         ("device: mps\ndevices: 0-3\n", "selects GPUs, but device is 'mps'"),
         ("hang_timeout: 0\n", "invalid value '0' for hang_timeout: must be 1 or more"),
-        ("start_method: off\n", "must be one of fork, exec"),
+        ("start_method: off\n", "must be one of auto, fork, exec"),
         ("device: mps\nnum_processes: 2\n", "MPS supports only one process"),
         ("device: gpu\nnum_processes: 2\n", None),
     ],

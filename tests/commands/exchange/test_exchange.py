@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.settings.layers import environment_layer, profile_layers
-from headway.settings.resolve import resolve
+from headway.settings.resolve import environment_layer, profile_layers, resolve
 from headway.settings.table import Settings
 from tests.machines.recorded import FOLDER as MACHINES
 from tests.machines.recorded import load

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from headway.commands.main import main
-from headway.settings.layers import environment_layer
-from headway.settings.resolve import resolve
+from headway.settings.resolve import environment_layer, resolve
 from tests.machines.recorded import load
 
 SECRET = "dont-tell-anyone"

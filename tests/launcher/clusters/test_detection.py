@@ -413,7 +413,7 @@ def test_a_job_that_a_rank_has_submitted_is_a_run_of_its_own() -> None:
 
 
 def test_the_strongest_source_names_the_cluster() -> None:
-    from headway.settings.layers import environment_layer
+    from headway.settings.resolve import environment_layer
 
     variables = environment_layer({"HEADWAY_CLUSTER": "none"})
     assert cluster_layer(STEP, [variables]) == NOTHING

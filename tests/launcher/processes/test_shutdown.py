@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from headway.launcher.processes.shutdown import Grace, Shutdown, grace_of
-from headway.settings.layers import environment_layer
-from headway.settings.resolve import resolve
+from headway.settings.resolve import environment_layer, resolve
 from tests.machines.recorded import load
 
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL

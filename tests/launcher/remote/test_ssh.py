@@ -18,7 +18,7 @@ from headway.launcher.remote import agents as connection
 from headway.launcher.remote import ssh
 from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd
 from headway.launcher.remote.ssh import RemoteLaunch, main_address_of, run_on_hosts
-from headway.settings.hosts import read_hosts
+from headway.settings.setting import read_hosts
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
