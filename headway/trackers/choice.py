@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from importlib.util import find_spec
 from typing import Any
@@ -120,17 +120,13 @@ Chosen = str | GeneralTracker
 
 def choose_trackers(log_with: Any) -> list[Chosen]:
     chosen: list[Chosen] = []
-    for choice in _as_list(log_with):
+    if log_with is None:
+        return chosen
+    for choice in log_with if isinstance(log_with, (list, tuple, set)) else [log_with]:
         for found in get_available_trackers() if choice == LoggerType.ALL else [_checked(choice)]:
             if found not in chosen:
                 chosen.append(found)
     return chosen
-
-
-def _as_list(log_with: Any) -> list[Any]:
-    if log_with is None:
-        return []
-    return list(log_with) if isinstance(log_with, (list, tuple, set)) else [log_with]
 
 
 def _checked(wanted: Any) -> Chosen:
@@ -162,8 +158,9 @@ def _unknown(wanted: Any) -> UsageError:
     return UsageError(what, where=CALL, fix=fix, code=Code.TRACKER)
 
 
-def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
+def check_names(names: Iterable[str], where: str, chosen: Iterable[Chosen]) -> None:
     """Raise UsageError for unknown tracker names; accept known trackers that are not in use."""
+    own = [choice.name for choice in chosen if isinstance(choice, GeneralTracker)]
     known = [*own, *LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
@@ -176,30 +173,8 @@ def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
             )
 
 
-def make_trackers(
-    chosen: Sequence[Chosen],
-    project_name: str,
-    logging_dir: Folder,
-    init_kwargs: dict[str, dict[str, Any]],
-) -> list[GeneralTracker]:
-    made = []
-    for choice in chosen:
-        if isinstance(choice, GeneralTracker):
-            made.append(choice)
-            continue
-        kind: Any = LOGGER_TYPE_TO_CLASS[choice]
-        folders = _folders(kind, logging_dir)
-        made.append(kind(project_name, *folders, **init_kwargs.get(choice, {})))
-    return made
-
-
-def check_folders(chosen: Sequence[Chosen], logging_dir: Folder) -> None:
-    for choice in chosen:
-        if isinstance(choice, str):
-            _folders(LOGGER_TYPE_TO_CLASS[choice], logging_dir)
-
-
-def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
+def folders_of(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
+    """Return the constructor's folder arguments; raise UsageError if a folder is missing."""
     if not kind.requires_logging_directory:
         return []
     folder = logging_dir or kind.default_logging_directory

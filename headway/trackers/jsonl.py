@@ -95,6 +95,8 @@ class JsonlTracker(GeneralTracker):
         """The run's file."""
         return Path(self._open_file().name)
 
+    tracker = path
+
     def _open_file(self) -> IO[bytes]:
         if self._file is None:
             raise UsageError(
@@ -104,11 +106,6 @@ class JsonlTracker(GeneralTracker):
                 code=Code.TRACKER,
             )
         return self._file
-
-    @property
-    def tracker(self) -> Path:
-        """The run's file."""
-        return self.path
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

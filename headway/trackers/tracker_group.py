@@ -14,10 +14,9 @@ from headway.ipc.stderr import log, log_once
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
     LoggerType,
-    check_folders,
     check_names,
     choose_trackers,
-    make_trackers,
+    folders_of,
 )
 from headway.trackers.project import ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker, NoTracker
@@ -37,7 +36,6 @@ class _Member:
 
     def __init__(self, tracker: GeneralTracker) -> None:
         self.tracker = tracker
-        self.has_started = False
         self._has_logged = False
         self._missed = 0
         self._retry_at: float | None = None
@@ -52,24 +50,18 @@ class _Member:
         except Exception as error:
             if not self._has_logged or isinstance(error, UsageError):
                 raise
-            self._miss(error, began)
+            if not self._missed:
+                log(
+                    f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
+                    "  training continues, and the tracker will be retried"
+                )
+            self._missed += 1
+            now = time.monotonic()
+            self._retry_at = now + _RETRY_FACTOR * (now - began)
         else:
             self._has_logged, self._retry_at = True, None
 
-    def _miss(self, error: Exception, began: float) -> None:
-        if not self._missed:
-            log(
-                f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
-                "  training continues, and the tracker will be retried"
-            )
-        self._missed += 1
-        now = time.monotonic()
-        self._retry_at = now + _RETRY_FACTOR * (now - began)
-
     def finish(self, end: Callable[[], None]) -> None:
-        if not self.has_started:
-            return
-        self.has_started = False
         try:
             end()
         except Exception as error:  # noqa: BLE001  the other trackers are still finished
@@ -108,7 +100,9 @@ class Tracking:
         self.log_with = choose_trackers(log_with)
         self.trackers: list[GeneralTracker] = []
         self._is_main, self._project = is_main, project
-        check_folders(self.log_with, project.logging_dir)
+        for choice in self.log_with:
+            if isinstance(choice, str):
+                folders_of(LOGGER_TYPE_TO_CLASS[choice], project.logging_dir)
         self._run: list[_Member] | None = None  # None if no run is active
         self._runs_before: Mapping[str, str] = {}  # run IDs in the checkpoint, by tracker
         self._last_step = -1  # of `log`
@@ -120,22 +114,30 @@ class Tracking:
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         init_kwargs = dict(init_kwargs or {})
-        self._check_names(init_kwargs, "init_kwargs")
+        check_names(init_kwargs, "init_kwargs", self.log_with)
         for name, run_id in self._runs_before.items():
             if name in self.log_with:
                 keywords = LOGGER_TYPE_TO_CLASS[name].resume_kwargs(run_id)
                 init_kwargs[name] = keywords | init_kwargs.get(name, {})
         self.finish()
-        made = make_trackers(self.log_with, project_name, self._project.logging_dir, init_kwargs)
-        self.trackers = [tracker for tracker in made if self._calls(tracker)]
-        self._run = [_Member(tracker) for tracker in self.trackers]
+        made = []
+        for choice in self.log_with:
+            tracker: Any = choice
+            if isinstance(choice, str):
+                kind: Any = LOGGER_TYPE_TO_CLASS[choice]
+                folders = folders_of(kind, self._project.logging_dir)
+                tracker = kind(project_name, *folders, **init_kwargs.get(choice, {}))
+            if self._is_main or not tracker.main_process_only:
+                made.append(tracker)
+        self.trackers = made
+        self._run = []
         atexit.register(self._finish_at_exit)
-        for member in self._run:
-            member.tracker.start()
-            member.has_started = True
+        for tracker in self.trackers:
+            tracker.start()
+            self._run.append(_Member(tracker))
         if config is not None:
-            for member in self._run:
-                member.tracker.store_init_configuration(config)
+            for tracker in self.trackers:
+                tracker.store_init_configuration(config)
 
     def log(
         self,
@@ -148,7 +150,7 @@ class Tracking:
                 log_once("log() has no effect before init_trackers() and after end_training()")
             return
         if log_kwargs:
-            self._check_names(log_kwargs, "log_kwargs")
+            check_names(log_kwargs, "log_kwargs", self.log_with)
         step = self._last_step + 1 if step is None else step
         with suppress(TypeError, ValueError):  # a custom tracker may accept any step
             self._last_step = int(step)
@@ -199,10 +201,3 @@ class Tracking:
                     f"{name} started a new run instead of continuing the checkpoint's run; call"
                     " accelerator.resume() before init_trackers()"
                 )
-
-    def _calls(self, tracker: GeneralTracker) -> bool:
-        return self._is_main or not getattr(tracker, "main_process_only", True)
-
-    def _check_names(self, keywords: dict[str, dict[str, Any]], argument: str) -> None:
-        own = [choice.name for choice in self.log_with if isinstance(choice, GeneralTracker)]
-        check_names(keywords, argument, own)
