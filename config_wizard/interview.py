@@ -110,7 +110,8 @@ def _checked(
     answer = _chosen(question, reply) if question.choices else reply
     if (name, answer) in ((FINISH, BACK), (FINISH, CANCEL)):
         return answer, None
-    problem = _invalid(question, answer)
+    what = _invalid(question, answer)
+    problem = Problem(what, "your answer", _AGAIN, code=Code.BAD_VALUE) if what else None
     # report why a choice is unsupported, instead of listing the supported ones
     if problem is None or (name in TABLE and answer in TABLE[name].choices):
         refused = problems_so_far(facts, {**answers, name: answer})
@@ -118,25 +119,21 @@ def _checked(
     return answer, problem
 
 
-def _invalid(question: Question, answer: str) -> Problem | None:
-    """Check `answer` independently of the other answers."""
+def _invalid(question: Question, answer: str) -> str:
+    """Return why `answer` is invalid independently of the other answers; empty if it is valid."""
     name = question.name
     values = [choice.value for choice in question.choices]
+    if answer in values or (answer == NONE and is_optional(name)):
+        return ""
     if values:
-        if answer in values:
-            return None
-        what = f"{answer!r} is not one of {', '.join(values)} or a number from 1 to {len(values)}"
-        return Problem(what, "your answer", _AGAIN, code=Code.BAD_VALUE)
-    if answer == NONE and is_optional(name):
-        return None
+        return f"{answer!r} is not one of {', '.join(values)} or a number from 1 to {len(values)}"
     if any("\ud800" <= char <= "\udfff" for char in answer):  # undecodable bytes
-        return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN, code=Code.BAD_VALUE)
+        return f"{answer!r} is not UTF-8"
     try:
         TABLE[name].parse(answer)
     except ValueError as error:
-        what = f"invalid value {question.shown(answer)!r} for {name}: {error}"
-        return Problem(what, "your answer", _AGAIN, code=Code.BAD_VALUE)
-    return None
+        return f"invalid value {question.shown(answer)!r} for {name}: {error}"
+    return ""
 
 
 def _chosen(question: Question, reply: str) -> str:

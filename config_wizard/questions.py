@@ -19,7 +19,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.setting import AUTO, Raw, as_words
-from headway.settings.table import NO, TABLE, YES, Settings
+from headway.settings.table import NO, OF_MACHINES, TABLE, YES, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """Questions that are not settings: the profile to write, more settings, and the last step."""
@@ -34,13 +34,9 @@ NONE = "-"
 _ALWAYS = ("device", "num_processes", "mixed_precision")
 """Settings that the wizard always writes, even without asking."""
 
-_MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
-
-_REQUIRED = ("main_address",)
-"""Optional settings whose question must be answered if it is asked."""
-
-_PLACEHOLDER: Mapping[str, Raw] = {"main_address": "to-be-asked"}
-"""The placeholder for machine 0's address until it is entered; a missing address is an error."""
+_REQUIRED: Mapping[str, Raw] = {"main_address": "to-be-asked"}
+"""Optional settings whose question must be answered if it is asked, with their placeholders until
+then, because a missing value is an error."""
 
 _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
@@ -279,10 +275,13 @@ def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tupl
             earlier = state.resolved({name: earlier}).device if parsed == "gpu" else str(parsed)
         return (str(earlier) if earlier in values else values[0]), ""
     if name == "num_processes":
-        best, why = _best_processes(state)
         asked = {**state.gpus, "device": state.device}
+        best = state.resolved(asked)
+        why = best.origin(name).reason
+        if state.device == "cpu":
+            why = "one process uses all cores; several share them"
         is_kept = earlier is not None and not facts.problems({**asked, name: earlier})
-        return (str(earlier) if is_kept else best), why
+        return str(earlier if is_kept else best.num_processes), why
     if earlier is None:
         earlier = NONE if is_optional(name) else str(TABLE[name].default)
     elif name == "env" and earlier != NONE:
@@ -311,13 +310,6 @@ def _previous(name: str, state: WizardState) -> Raw | None:
         return values.get(name)
     variables = {key.partition(".")[2]: str(raw) for key, raw in given.items()}
     return {**Settings.env.parser(values.get(name) or {}), **variables}
-
-
-def _best_processes(state: WizardState) -> tuple[str, str]:
-    if state.device == "cpu":
-        return "1", "one process uses all cores; several share them"
-    settings = state.resolved({"device": state.device, **state.gpus})
-    return str(settings.num_processes), settings.origin("num_processes").reason
 
 
 def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
@@ -358,8 +350,8 @@ def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
         if name not in known and _conflicts(name, facts, values):
             del values[name]
     if "num_machines" in known and not state.has_machines:
-        for name in _MULTI_MACHINE:
-            if name not in facts.given:
+        for name in OF_MACHINES:
+            if name not in known:
                 values.pop(name, None)
     return values
 
@@ -377,7 +369,7 @@ def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
 def _conflicts(name: str, facts: WizardFacts, values: Mapping[str, Raw]) -> bool:
     if name not in values:
         return False
-    chosen = {**_PLACEHOLDER, **{key: values[key] for key in _PROCESSES if key in values}}
+    chosen = {**_REQUIRED, **{key: values[key] for key in _PROCESSES if key in values}}
     return bool(facts.problems({**chosen, name: values[name]}))
 
 
@@ -393,7 +385,7 @@ def _value_if_not_asked(name: str, state: WizardState) -> str:
 def problems_so_far(facts: WizardFacts, answers: Answers) -> Sequence[Problem]:
     values = profile_after(facts, answers)
     if FINISH not in answers and "main_address" not in answers:
-        values = {**_PLACEHOLDER, **values}
+        values = {**_REQUIRED, **values}
     if values.get("strategy") == HSDP and "shard_size" not in answers:  # it is asked next
         values = {name: raw for name, raw in values.items() if name != "strategy"}
     return facts.problems(values)
