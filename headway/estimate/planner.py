@@ -19,7 +19,7 @@ _UNITS = {"GB": 10**9, "GIB": 2**30}
 
 _FORM = re.compile(
     r"(?:(?:(?P<machines>\d+)x)?(?P<count>\d+)x)?(?P<name>[a-z][a-z0-9]*)?"
-    r"-?(?P<memory>\d+(?:\.\d+)?(?:GB|GiB))?",
+    r"-?(?P<memory>(?P<size>\d+(?:\.\d+)?)(?P<unit>GB|GiB))?",
     re.IGNORECASE,
 )
 
@@ -65,7 +65,7 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
             fix="pass counts of at least 1",
             code=Code.BAD_VALUE,
         )
-    memory = _bytes(found["memory"]) if found["memory"] else None
+    memory = int(float(found["size"]) * _UNITS[found["unit"].upper()]) if found["memory"] else None
     name = found["name"] or "GPU"
     if name.lower() == "cpu":
         return Devices("cpu", "CPU", memory or _host_bytes(this_machine), count, machines)
@@ -91,11 +91,6 @@ def devices_of(machine: Machine) -> Devices:
             what, where="the machine", fix=f"pass --devices {len(gpus)}x24GB", code=Code.NO_ESTIMATE
         )
     return Devices("cpu", "CPU", _host_bytes(machine))
-
-
-def _bytes(text: str) -> int:
-    number = text.rstrip("GBgbiI")
-    return int(float(number) * _UNITS[text[len(number) :].upper()])
 
 
 def _host_bytes(machine: Machine) -> int:

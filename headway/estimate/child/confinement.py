@@ -43,10 +43,6 @@ _DENIED = {
 _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # sqlite databases
 
 
-class Denied(PermissionError):
-    """Raised for a denied change; an OSError, because many scripts handle OSErrors."""
-
-
 class Confinement:
     """Redirects changes to `scratch`, a folder given by an absolute path without symbolic links."""
 
@@ -198,7 +194,8 @@ class Confinement:
 
     def _deny(self, what: str) -> NoReturn:
         self._note(what)
-        raise Denied(13, f"denied by `headway estimate`: {what}; {line_now()}")
+        # an OSError, because many scripts handle OSErrors
+        raise PermissionError(13, f"denied by `headway estimate`: {what}; {line_now()}")
 
 
 def _ignore_change(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import safetensors.torch
@@ -194,12 +195,8 @@ def patch_loading(note: Note) -> None:
     for name in ("load", "load_state_dict"):
         replace(dcp, name, skip)
     replace(loading, "load_checkpoint", load_checkpoint)
-    replace(training_state, "SavedState", _NothingToRestore)
-
-
-class _NothingToRestore:
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.check = self.check_models = self.apply = nothing
+    nothing_to_restore = SimpleNamespace(check=nothing, check_models=nothing, apply=nothing)
+    replace(training_state, "SavedState", lambda *_, **__: nothing_to_restore)
 
 
 def patch_safetensors(mode: ScriptMode) -> None:
