@@ -171,7 +171,12 @@ class Recorder:
     def close(self) -> None:
         """Record the outcome of the run; blocks for at most a few seconds."""
         self._kept += self.kept()
-        self._tails = _truncated(self.tails(), self._secrets)
+        tails = self.tails()
+        most = _TAIL_CHARS // max(len(tails), 1)
+        self._tails = {
+            rank: masked_text("\n".join(lines[-TAIL_LINES:]), self._secrets)[-most:].split("\n")
+            for rank, lines in tails.items()
+        }
         report = masked_text(self.report[-MAX_TEXT:], self._secrets)
         self._end = RunEnd(time.time(), self.exit_code, report)
         self._has_news.set()
@@ -195,15 +200,6 @@ class Recorder:
                 store.write(self.path, record)
         except OSError as error:
             log(store.failure_message(error))
-
-
-def _truncated(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:
-    """Return the last lines of all ranks, truncated to the maximum size."""
-    most = _TAIL_CHARS // max(len(tails), 1)
-    cut = {}
-    for rank, lines in tails.items():
-        cut[rank] = masked_text("\n".join(lines[-TAIL_LINES:]), secrets)[-most:].split("\n")
-    return cut
 
 
 def decode(text: bytes) -> RunRecord:

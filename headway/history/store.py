@@ -19,7 +19,7 @@ from headway.ipc.typed import plain, read
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
-FORMAT = 4
+FORMAT = 5
 """Format version of records, incremented with each change; other versions cannot be read."""
 
 MAX_RUNS = 200
@@ -42,7 +42,6 @@ class Launch(NamedTuple):
     pid: int
     host: str
     folder: str
-    kind: str  # kind of program, as in a plan
     program: str
     script: str  # path of the script; empty if unknown
     arguments: tuple[str, ...]

@@ -33,7 +33,7 @@ from headway.ipc.run_contract import IF_ANY, NEWEST, RunContract, is_requeued, i
 from headway.ipc.stderr import log, log_once
 from headway.ipc.typed import plain, read
 
-LIST = "_headway-checkpoints.json"  # Trainer's push_to_hub skips names with `_`
+LIST = "_headway-checkpoints.json"  # newest last; Trainer's push_to_hub skips names with `_`
 STATE = "trainer_state.json"
 """The file that transformers' Trainer writes last."""
 
@@ -46,12 +46,6 @@ class TrainerSave(NamedTuple):
     path: str = ""
     owner: str = ""  # the scheduler's job, or the start time of the launch
     number: int = 1  # position among the script's training runs in this folder
-
-
-class Checkpoints(NamedTuple):
-    """The contents of the list file, with the newest checkpoint last."""
-
-    checkpoints: tuple[TrainerSave, ...]
 
 
 class TrainingStart(NamedTuple):
@@ -122,7 +116,7 @@ def read_list(folder: Path) -> list[TrainerSave]:
     """
     try:
         text = (folder / LIST).read_text(encoding="utf-8")
-        listed = read(Checkpoints, json.loads(text)).checkpoints
+        listed = read(tuple[TrainerSave, ...], json.loads(text))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError, RecursionError) as error:
@@ -141,7 +135,7 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
     own = os.path.realpath(checkpoint.path)
     others = [entry for entry in read_list(folder) if os.path.realpath(entry.path) != own]
     within = [c._replace(path=os.path.relpath(c.path, folder)) for c in (*others, checkpoint)]
-    text = json.dumps(plain(Checkpoints(tuple(within))), indent=1)
+    text = json.dumps(plain(within), indent=1)
     try:
         write_atomic(str(folder / LIST), text, flushes=True)
     except OSError as error:

@@ -135,7 +135,6 @@ def launch_record(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
         pid=pid,
         host=os.uname().nodename,
         folder=os.getcwd(),
-        kind=program.kind,
         program=name,
         script=script,
         arguments=arguments,

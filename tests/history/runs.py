@@ -22,7 +22,6 @@ START = Launch(
     pid=1,
     host="elsewhere",
     folder="/work",
-    kind="script",
     program="train.py",
     script="/work/train.py",
     arguments=("--lr", "0.1", "--data", "data"),

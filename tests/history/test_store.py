@@ -42,7 +42,7 @@ def test_launches_of_one_second_have_folders_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"format":4', '"format":2', "has format 2, but this version of Headway reads 4"),
+        ('"format":5', '"format":2', "has format 2, but this version of Headway reads 5"),
         ('"is_rank":false', '"is_rank":0', "is damaged: start.is_rank is 0, not of type bool"),
         ('"job":"",', "", "is damaged: start has missing fields: job"),
         ("}", "", "is damaged: it is not JSON"),

@@ -153,6 +153,6 @@ def test_a_checkpoint_that_cannot_be_listed_is_told_and_the_list_stays_as_it_was
 
 
 def test_a_damaged_list_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / LIST).write_text('{"checkpoints": [')
+    (tmp_path / LIST).write_text("[")
     with pytest.raises(CheckpointError, match=LIST):
         start(tmp_path, LATER._replace(resume=LATEST))
