@@ -8,8 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import count
 from weakref import WeakMethod
 
@@ -132,9 +131,13 @@ class Background:
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         before, self._copies = self._copies, {}
-        with _single_thread():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # several threads would wait for each other on busy cores
+        try:
             for name, tensor in tensors.items():
                 self._copies[name] = _copied(tensor, before.pop(name, None))
+        finally:
+            torch.set_num_threads(threads)
         for name in {tensor.device.type for tensor in tensors.values()}:
             kind_of(name).synchronize()
         return self._copies
@@ -172,17 +175,6 @@ def fail_at_exit(error: Exception) -> None:
     else:  # usually, another rank has caused both errors
         log(f"note: the checkpoint was not written: {type(error).__name__}: {error}")
     _exit_with(1)
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Limit torch to one thread, because several would wait for each other on busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _copied(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:

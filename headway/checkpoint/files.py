@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
@@ -155,11 +156,11 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 def save_weights(
     state_dict: Mapping[str, Any],
     save_directory: str | os.PathLike[str],
-    max_shard_size: int | str = "10GB",
-    safe_serialization: bool = True,
+    max_shard_size: int | str,
+    safe_serialization: bool,
     *,
-    read_full: Callable[[Any], Any] = lambda tensor: tensor,
-    writes: bool = True,
+    read_full: Callable[[Any], Any],
+    writes: bool,
 ) -> None:
     """Save a state dict to a single file, or to several files with an index; see `save_model`.
 
@@ -177,24 +178,24 @@ def save_weights(
     numbered = [f"{stem}-{number:05}-of-{of:05}.{suffix}" for number in range(1, of + 1)]
     names = [name] if of == 1 else numbered
     index = [f"{name}.index.json"] if len(shards) > 1 else []
+
+    def whole(key: str) -> Any:
+        return read_full(state[key]) if isinstance(state[key], torch.Tensor) else state[key]
+
     if not writes:
-        for shard in shards:
-            for key in shard:
-                if isinstance(state[key], torch.Tensor):
-                    read_full(state[key])
+        for key in chain.from_iterable(shards):
+            whole(key)
         return
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder / file for file in (*names, *index)]) as partials:
         for shard, partial in zip(shards, partials, strict=False):
-            entries = {
-                key: read_full(state[key]) if isinstance(state[key], torch.Tensor) else state[key]
-                for key in shard
-            }
-            write_synced(entries, partial, safe=safe_serialization)
+            write_synced({key: whole(key) for key in shard}, partial, safe=safe_serialization)
         if index:
-            partials[-1].write_text(
-                _index(dict(zip(names, shards, strict=True)), state), encoding="utf-8"
-            )
+            total_size = sum(getattr(tensor, "nbytes", 0) for tensor in state.values())
+            files = zip(names, shards, strict=True)
+            weight_map = {key: file for file, shard in files for key in shard}
+            text = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+            partials[-1].write_text(json.dumps(text, indent=2, sort_keys=True) + "\n", "utf-8")
             flush_to_disk(partials[-1])
             (folder / index[0]).unlink(missing_ok=True)  # no index until all its files exist
     _remove_others(folder, name, {*names, *index})
@@ -260,14 +261,6 @@ def _shards(state: Mapping[str, Any], limit: int) -> list[list[str]]:
             room = limit - size
         shards[-1].append(name)
     return shards
-
-
-def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:
-    index = {
-        "metadata": {"total_size": sum(getattr(tensor, "nbytes", 0) for tensor in state.values())},
-        "weight_map": {name: file for file, names in shards.items() for name in names},
-    }
-    return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
 def _remove_others(folder: Path, name: str, kept: set[str]) -> None:

@@ -207,8 +207,17 @@ def attempt(step: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
     """Return the result of `step`, or the arguments of the CheckpointError for its error."""
     try:
         return step(), None
+    except HeadwayError as error:
+        problem = error.problems[0]._asdict()
+        return None, {name: problem[name] for name in ("what", "where", "fix", "code")}
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
-        return None, _error_fields(error)
+        where, rank = getattr(error, "filename", None), f"rank {rank_and_size()[0]}"
+        cause = f"{type(error).__name__}: {error}"
+        fix = "correct the code that raises it; older checkpoints are intact"
+        if isinstance(error, OSError):
+            cause, fix = str(error.strerror), fix_of(error)
+        what, where = f"the checkpoint failed: {cause}", f"{rank}, {where}" if where else rank
+        return None, {"what": what, "where": where, "fix": fix, "code": Code.UNWRITABLE}
 
 
 def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
@@ -218,17 +227,3 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
         with process_progress().clock.counting(SYNC) if group is None else nullcontext():
             dist.all_gather_object(values, value, group=group)
     return values
-
-
-def _error_fields(error: Exception) -> dict[str, Any]:
-    """Return the arguments of the CheckpointError that all ranks raise for a rank's error."""
-    if isinstance(error, HeadwayError):
-        problem = error.problems[0]._asdict()
-        return {name: problem[name] for name in ("what", "where", "fix", "code")}
-    where, rank = getattr(error, "filename", None), f"rank {rank_and_size()[0]}"
-    cause = f"{type(error).__name__}: {error}"
-    fix = "correct the code that raises it; older checkpoints are intact"
-    if isinstance(error, OSError):
-        cause, fix = str(error.strerror), fix_of(error)
-    what, where = f"the checkpoint failed: {cause}", f"{rank}, {where}" if where else rank
-    return {"what": what, "where": where, "fix": fix, "code": Code.UNWRITABLE}

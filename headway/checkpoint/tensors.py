@@ -135,9 +135,20 @@ class _Writer(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
+        places = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        tensors = {}
+        for name, entry in metadata.state_dict_metadata.items():
+            assert isinstance(entry, TensorStorageMetadata)
+            parts = []
+            for chunk in entry.chunks:
+                info = places[MetadataIndex(name, chunk.offsets)]
+                place = info.relative_path, info.offset, info.length
+                parts.append(Part(tuple(chunk.offsets), tuple(chunk.sizes), *place))
+            dtype = str(entry.properties.dtype).removeprefix("torch.")
+            tensors[name] = TensorEntry(dtype, tuple(entry.size), tuple(parts))
         path = self.fs.concat_path(self.path, INDEX)
         with self.fs.create_stream(path, "wb") as file:
-            file.write(json.dumps(_index_of(metadata, results)).encode())
+            file.write(json.dumps(Index(tensors)).encode())
 
 
 class _ChecksummedFiles(FileSystem):
@@ -227,17 +238,25 @@ class SavedTensors:
     """Tensors in a folder written by `save_tensors`; `meta_tensors` has their shapes and dtypes."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._index, self.meta_tensors = _index_in(folder)
+        self._folder, path = folder, folder / INDEX
+        try:
+            self._index = read(Index, json.loads(path.read_bytes()))
+            entries = self._index.tensors
+            self.meta_tensors = {name: _meta_tensor(name, entry) for name, entry in entries.items()}
+            files = {part.file for entry in entries.values() for part in entry.parts}
+            size = sum(_size_of(folder, name) for name in files)
+            if (needed := sum(meta.nbytes for meta in self.meta_tensors.values())) > size:
+                raise ValueError(f"its tensors need {needed} bytes, but its files contain {size}")
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
+            raise _damaged(path, why) from None
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Load tensors with the shape, dtype and placements of `wanted`; a collective call.
+        """Load tensors with the placements of `wanted`; a collective call.
 
-        Plain tensors are loaded on the CPU. If the folder is damaged, all ranks raise an
-        error; if one of this rank's tensors does not match, only this rank raises it.
+        `wanted` has the shapes and dtypes of `meta_tensors`. Plain tensors are loaded on the CPU.
+        If the folder is damaged, all ranks raise an error.
         """
-        for name, tensor in wanted.items():
-            _require_match(name, tensor, self.meta_tensors.get(name), self._folder)
         loaded = {
             name: torch.empty_like(like)
             if isinstance(like, DTensor)
@@ -266,29 +285,6 @@ def _single_process_quietly() -> Iterator[None]:
         yield
 
 
-def _require_match(
-    name: str, wanted: torch.Tensor, saved: torch.Tensor | None, folder: Path
-) -> None:
-    if saved is None:
-        raise CheckpointError(
-            f"{name!r} of this run is missing from the checkpoint",
-            where=str(folder),
-            fix="load a checkpoint with the same models, optimizers and schedulers",
-            code=Code.MISMATCH,
-        )
-    if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
-        raise CheckpointError(
-            f"{name} is {described(saved)} in the checkpoint and {described(wanted)} in this run",
-            where=str(folder),
-            fix="load a checkpoint of a model with the same sizes and dtype",
-            code=Code.MISMATCH,
-        )
-
-
-def described(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -299,41 +295,22 @@ class _Reader(FileSystemReader):
         self._index = index
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return _metadata_of(self._index)
+        """Convert the index to DCP's format; `_StorageInfo` is private in torch."""
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-
-def _index_of(metadata: Metadata, results: list[list[WriteResult]]) -> Index:
-    places = {result.index: result.storage_data for of_rank in results for result in of_rank}
-    tensors = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        assert isinstance(entry, TensorStorageMetadata)
-        parts = []
-        for chunk in entry.chunks:
-            info = places[MetadataIndex(name, chunk.offsets)]
-            place = info.relative_path, info.offset, info.length
-            parts.append(Part(tuple(chunk.offsets), tuple(chunk.sizes), *place))
-        dtype = str(entry.properties.dtype).removeprefix("torch.")
-        tensors[name] = TensorEntry(dtype, tuple(entry.size), tuple(parts))
-    return Index(tensors)
-
-
-def _metadata_of(index: Index) -> Metadata:
-    """Convert the index to DCP's format; `_StorageInfo` is private in torch."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-    tensors: dict[str, Any] = {}
-    files = {}
-    for name, entry in index.tensors.items():
-        chunks = [
-            ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes))
-            for part in entry.parts
-        ]
-        properties = TensorProperties(dtype=_dtype(entry))
-        tensors[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
-        for part in entry.parts:
-            info = _StorageInfo(part.file, part.start, part.length)
-            files[MetadataIndex(name, part.offsets)] = info
-    return Metadata(state_dict_metadata=tensors, storage_data=files)
+        tensors: dict[str, Any] = {}
+        files = {}
+        for name, entry in self._index.tensors.items():
+            chunks = [
+                ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes))
+                for part in entry.parts
+            ]
+            properties = TensorProperties(dtype=_dtype(entry))
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
+            for part in entry.parts:
+                info = _StorageInfo(part.file, part.start, part.length)
+                files[MetadataIndex(name, part.offsets)] = info
+        return Metadata(state_dict_metadata=tensors, storage_data=files)
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:
@@ -341,22 +318,6 @@ def _dtype(entry: TensorEntry) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{entry.dtype!r} is not a dtype")
     return dtype
-
-
-def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
-    """Read the index of a folder; return the index, and a meta tensor for each entry."""
-    path = folder / INDEX
-    try:
-        index = read(Index, json.loads(path.read_bytes()))
-        meta_tensors = {name: _meta_tensor(name, entry) for name, entry in index.tensors.items()}
-        files = {part.file for entry in index.tensors.values() for part in entry.parts}
-        size = sum(_size_of(folder, name) for name in files)
-        if (needed := sum(meta.nbytes for meta in meta_tensors.values())) > size:
-            raise ValueError(f"its tensors need {needed} bytes, but its files contain {size}")
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
-        why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
-        raise _damaged(path, why) from None
-    return index, meta_tensors
 
 
 def _meta_tensor(name: str, entry: TensorEntry) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from headway.checkpoint.loading import Like, Loaded, reading_state
 from headway.checkpoint.manifest import unusable
 from headway.checkpoint.saving import Contents
-from headway.checkpoint.tensors import described, local_part
+from headway.checkpoint.tensors import local_part
 from headway.checkpoint.values import encode
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import are_generator_states, generator_states, set_generator_states
@@ -188,9 +188,6 @@ class _Part:
     def __init__(self, training: Training) -> None:
         self._training = training
 
-    def state_dict(self) -> Any:
-        raise NotImplementedError
-
 
 class _Objects(_Part):
     """A part that consists of an ordered list of objects."""
@@ -315,26 +312,23 @@ class RegisteredObjects(_Objects):
         return [_state_of_object(live, allow_pickle) for live in self.live()]
 
     def check(self, checkpoint: SavedState) -> None:
-        self._states = [
-            (name, obj, self._saved_state(checkpoint, name, saved, obj))
-            for name, saved, obj in self.pairs(checkpoint)
-        ]
-
-    def _saved_state(
-        self, checkpoint: SavedState, name: str, saved: Mapping[str, Any], obj: Any
-    ) -> Any:
-        if "pickle" not in saved:
-            if type(obj) is AveragedModel:
-                checkpoint.require_names(name, saved["state"], obj.state_dict())
-            return saved["state"]
-        if not checkpoint.allow_pickle:
-            raise CheckpointError(
-                "a registered object was pickled, and unpickling can run arbitrary code",
-                where=str(checkpoint.folder),
-                fix="if you trust the source of the file, use load_state(..., allow_pickle=True)",
-                code=Code.PICKLED,
-            )
-        return pickle.loads(saved["pickle"])
+        self._states: list[tuple[str, Any, Any]] = []
+        for name, saved, obj in self.pairs(checkpoint):
+            if "pickle" not in saved:
+                state = saved["state"]
+                if type(obj) is AveragedModel:
+                    checkpoint.require_names(name, state, obj.state_dict())
+            elif checkpoint.allow_pickle:
+                state = pickle.loads(saved["pickle"])
+            else:
+                raise CheckpointError(
+                    "a registered object was pickled, and unpickling can run arbitrary code",
+                    where=str(checkpoint.folder),
+                    fix="if you trust the source of the file, use load_state(...,"
+                    " allow_pickle=True)",
+                    code=Code.PICKLED,
+                )
+            self._states.append((name, obj, state))
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         for name, obj, state in self._states:
@@ -466,7 +460,7 @@ class OtherLoaders(_Part):
             loader.seek(position)
 
 
-_SHARED: tuple[type[_Part], ...] = (
+_SHARED: Sequence[Any] = (
     *(Optimizers, Schedulers, LossScale, AccumulationState, OtherLoaders, LoaderPositions),
 )
 
@@ -676,4 +670,6 @@ def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _describe_value(tensor: Any) -> str:
-    return described(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -29,20 +29,18 @@ _MAX_NAME = 80  # characters in a message
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
+def encode(
+    value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int = 0
+) -> Json:
     """Return a value as JSON, and add its tensors and arrays to `tensors`.
 
     The value may be None, a number, a string, bytes, a tensor, a numpy array or a numpy number, or
     lists, tuples, sets and dicts of these. A tensor's name is `name` followed by its path in the
-    value.
+    value; `depth` is the number of containers around the value.
 
     Raises:
         CheckpointError: the value contains other objects or cycles, or is nested too deeply.
     """
-    return _encode(value, name, tensors, 0)
-
-
-def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int) -> Json:
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -50,7 +48,7 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
         is_scalar = value.is_cpu and value.dim() == 0 and value.dtype is torch.float32
         is_plain, part = type(value) is torch.Tensor, name.partition(".")[2]
         if is_scalar and is_plain and part.startswith("optimizers."):  # not a model's weight
-            return {"scalar": _encode(value.item(), name, tensors, depth)}
+            return {"scalar": encode(value.item(), name, tensors)}
         tag = "sharded" if isinstance(value, DTensor) else "tensor"
         return {tag: _add(_plain(value.detach(), name), name, tensors)}
     if depth > _MAX_DEPTH:
@@ -115,8 +113,8 @@ def _encode_dict(
 ) -> list[Json]:
     return [
         [
-            _encode(key, f"{name}.key{index}", tensors, depth + 1),
-            _encode(pair, f"{name}.{key}", tensors, depth + 1),
+            encode(key, f"{name}.key{index}", tensors, depth + 1),
+            encode(pair, f"{name}.{key}", tensors, depth + 1),
         ]
         for index, (key, pair) in enumerate(value.items())
     ]
@@ -126,7 +124,7 @@ def _encode_many(
     value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int
 ) -> list[Json]:
     return [
-        part if type(part) is int else _encode(part, f"{name}.{index}", tensors, depth + 1)
+        part if type(part) is int else encode(part, f"{name}.{index}", tensors, depth + 1)
         for index, part in enumerate(value)
     ]
 

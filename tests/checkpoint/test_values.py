@@ -194,19 +194,6 @@ def test_torch_itself_reads_the_folder(saved: Path) -> None:
     assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("model.weight", torch.zeros(3, 4)),
-        ("model.weight", torch.zeros(4, 3, dtype=torch.float16)),
-        ("other", torch.zeros(1)),
-    ],
-)
-def test_a_tensor_that_does_not_fit_is_refused_by_name(name: str, wanted: Any, saved: Path) -> None:
-    with pytest.raises(CheckpointError, match=name):
-        SavedTensors(saved).load({name: wanted})
-
-
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "{}", "[7]", "[{}, {}]", "\0", None])
 def test_what_is_not_an_index_is_refused(text: str | None, saved: Path) -> None:
     (saved / INDEX).unlink()
