@@ -167,9 +167,9 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
     from headway.checkpoint.loading import weights_in
 
     checkpoint = resolve_checkpoint(folder)
-    weights = weights_in(checkpoint, number)
+    tensors, others = weights_in(checkpoint, number)
     try:
-        save(weights.tensors, out, safe_serialization=True)
+        save(tensors, out, safe_serialization=True)
     except OSError as error:
         raise CheckpointError(
             f"the weights cannot be written: {error.strerror}",
@@ -177,7 +177,7 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
             fix="pass a file in an existing, writable folder",
             code=Code.UNWRITABLE,
         ) from None
-    print(f"{shown(str(out))}: {len(weights.tensors)} tensors from {shown(str(checkpoint))}")
-    for name in weights.others:
+    print(f"{shown(str(out))}: {len(tensors)} tensors from {shown(str(checkpoint))}")
+    for name in others:
         print(f"{shown(name)} is not a tensor and was skipped")
     return 0

@@ -69,7 +69,7 @@ class Checkpointer:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self._lock = folders.ProjectLock(None)  # of the project; rank 0 only
+        self._lock: int | None = None  # the project's locked file; rank 0 only
         self._began_at, self._runs = began_at, runs
         self._began_in = _working_folder()
         self._times = folders.SaveTimes()
@@ -209,9 +209,9 @@ class Checkpointer:
             if self._background is not None:
                 self._background.close()
         finally:
-            lock, self._lock = self._lock, folders.ProjectLock(None)
-            if lock.fd is not None:
-                os.close(lock.fd)
+            lock, self._lock = self._lock, None
+            if lock is not None:
+                os.close(lock)
 
     @_without_gc()
     def load_state(
@@ -301,19 +301,9 @@ class Checkpointer:
 
     def lock_checkpoints(self, project: Path) -> bool:
         """Lock the checkpoints of `project`; on failure, log once, retry at the next call."""
-        if self._lock.fd is None:  # the other run may have ended
-            self._lock = lock = folders.lock_project(project)
-            if lock.problem:
-                log_once(
-                    f"note: {project / folders.LOCK} cannot be locked: {lock.problem}; another run"
-                    " that saves to this project and removes its checkpoints will not be detected"
-                )
-            if lock.holder:
-                log_once(
-                    f"note: another run also saves to {project} ({lock.holder}), and each run"
-                    " removes the other's checkpoints; use a separate project_dir for each run"
-                )
-        return self._lock.fd is not None
+        if self._lock is None:  # the other run may have ended
+            self._lock = folders.lock_project(project)
+        return self._lock is not None
 
     @property
     def project_path(self) -> Path | None:

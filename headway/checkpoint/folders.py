@@ -31,12 +31,11 @@ from headway.checkpoint.manifest import (
     files_below,
     flush_to_disk,
     read_manifest,
-    unlisted_files,
     verify,
 )
 from headway.errors import CheckpointError, Code
 from headway.ipc.paths import is_absent
-from headway.ipc.stderr import log, shown
+from headway.ipc.stderr import log, log_once, shown
 
 FOLDER = "checkpoints"
 """Subfolder of a project for checkpoints that the script does not name."""
@@ -51,13 +50,29 @@ _LEFTOVER = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
+COMPLETE, INCOMPLETE, UNREADABLE = "complete", "incomplete", "unreadable"
+"""States of a checkpoint by its manifest and the sizes of its files, not by checksums."""
+
 
 class Candidate(NamedTuple):
-    """A committed checkpoint, whose files may be damaged."""
+    """A committed checkpoint, whose files may be damaged, or what an interrupted save has left."""
 
     saved_at: float  # seconds since 1970; the folder's mtime if the manifest is unreadable
     path: Path
     manifest: Manifest | None = None  # None if unreadable
+
+    @property
+    def state(self) -> str:
+        if _LEFTOVER.fullmatch(self.path.name):
+            return INCOMPLETE
+        if self.manifest is None:
+            return UNREADABLE
+        files = self.manifest.files
+        try:
+            is_complete = all(_is_file_of_size(self.path / file.path, file.size) for file in files)
+        except OSError:
+            return UNREADABLE
+        return COMPLETE if is_complete else INCOMPLETE
 
 
 # ---------------------------------------------------------------------- write
@@ -159,13 +174,11 @@ def keep_unlisted(target: Path, pending: Path) -> None:
     """Link or copy to `pending` the files in `target` that its checkpoint does not list."""
     if not target.is_dir() or target.is_symlink():
         return
+    listed: set[str] = set()
+    with suppress(CheckpointError):
+        listed = {file.path for file in read_manifest(target).files}
     try:
-        manifest = read_manifest(target)
-    except CheckpointError:
-        manifest = None
-    try:
-        others = files_below(target) if manifest is None else unlisted_files(target, manifest)
-        for path in others:
+        for path in {*files_below(target)} - listed:
             kept = pending / path
             if is_absent(kept):
                 kept.parent.mkdir(parents=True, exist_ok=True)
@@ -387,14 +400,14 @@ def _finish_commits(folder: Path) -> None:
             recover(folder / left.name.removeprefix(".old-").rpartition("-")[0])
 
 
-def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
+def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[str]]:
     """Return the newest undamaged checkpoint, and the errors of all newer checkpoints."""
     errors = []
     for candidate in reversed(found):
         try:
             verify(candidate.path)
         except CheckpointError as error:
-            errors.append(error)
+            errors.append(f"{error.problems[0].what} ({error.problems[0].where})")
         else:
             return candidate.path, errors
     return None, errors
@@ -403,43 +416,44 @@ def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[Checkpoin
 # ---------------------------------------------------------------------- locking
 
 
-class ProjectLock(NamedTuple):
-    """The result of locking a project's checkpoints for the lifetime of this process."""
-
-    fd: int | None  # of the locked file, which stays open; None if this run has not locked it
-    holder: str = ""  # the process of another run that holds the lock
-    problem: str = ""  # the reason that locking was impossible, if any
-
-
-def lock_project(project: Path) -> ProjectLock:
+def lock_project(project: Path) -> int | None:
     """Lock a project's checkpoints for this process; child processes do not inherit the lock.
 
+    Return the descriptor of the locked file, which must stay open, or log once why it is None.
     Source: fcntl_locking(2). The lock also works between machines that share a disk over NFS.
     """
     import fcntl
 
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd: int | None = None
+    found = ""
     try:
         fd = os.open(project / LOCK, flags, 0o666)
-    except FileNotFoundError:  # nothing has been saved yet
-        return ProjectLock(None)
-    except OSError as error:
-        may_save = os.access(project, os.W_OK)
-        return ProjectLock(None, problem=os.strerror(error.errno or 0) if may_save else "")
-    try:
         found = os.pread(fd, 200, 0).decode(errors="replace")
         if found and not found.startswith(_HOLDER):
             raise FileExistsError(errno.EEXIST, "the file belongs to another program")
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:  # nothing has been saved yet
+        return None
     except OSError as error:
-        os.close(fd)
-        if error.errno in (errno.EAGAIN, errno.EACCES):  # it is locked
-            return ProjectLock(None, shown(found) or "a process that is starting")
-        return ProjectLock(None, problem=str(error.strerror))
+        if fd is not None:
+            os.close(fd)
+        if fd is not None and error.errno in (errno.EAGAIN, errno.EACCES):  # it is locked
+            holder = shown(found) or "a process that is starting"
+            log_once(
+                f"note: another run also saves to {project} ({holder}), and each run removes the"
+                " other's checkpoints; use a separate project_dir for each run"
+            )
+        elif os.access(project, os.W_OK):
+            log_once(
+                f"note: {project / LOCK} cannot be locked: {error.strerror}; another run that saves"
+                " to this project and removes its checkpoints will not be detected"
+            )
+        return None
     with suppress(OSError):  # on a full disk, the previous contents remain
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{_HOLDER}{os.getpid()} of {platform.node()}".encode(), 0)
-    return ProjectLock(fd)
+    return fd
 
 
 def remove_leftovers(project: Path) -> None:
@@ -455,33 +469,9 @@ def remove_leftovers(project: Path) -> None:
         log(f"note: cannot remove the leftovers of an interrupted save: {shown(str(left[0]))}")
 
 
-COMPLETE, INCOMPLETE, UNREADABLE = "complete", "incomplete", "unreadable"
-"""States of a checkpoint by its manifest and the sizes of its files, not by checksums."""
-
-
-class ListedCheckpoint(NamedTuple):
-    """A checkpoint, or the folder that an interrupted save has left behind."""
-
-    path: Path
-    state: str
-    manifest: Manifest | None  # None if missing or unreadable
-
-
-def listed_in(folder: Path) -> list[ListedCheckpoint]:
+def listed_in(folder: Path) -> list[Candidate]:
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
-    return [
-        *(_inspect(candidate.path) for candidate in candidates_in(folder)),
-        *(ListedCheckpoint(path, INCOMPLETE, None) for path in left),
-    ]
-
-
-def _inspect(path: Path) -> ListedCheckpoint:
-    try:
-        manifest = read_manifest(path)
-        is_complete = all(_is_file_of_size(path / file.path, file.size) for file in manifest.files)
-    except (CheckpointError, OSError):
-        return ListedCheckpoint(path, UNREADABLE, None)
-    return ListedCheckpoint(path, COMPLETE if is_complete else INCOMPLETE, manifest)
+    return [*candidates_in(folder), *(Candidate(0.0, path) for path in left)]
 
 
 def _is_file_of_size(path: Path, size: int) -> bool:

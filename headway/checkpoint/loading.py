@@ -103,17 +103,13 @@ def reading_state(folder: Path) -> Iterator[None]:
         raise unusable(f"the checkpoint is damaged: {why}", folder) from None
 
 
-class SavedWeights(NamedTuple):
-    """A model's saved state dict: the tensors by name, and the names of all other entries."""
+def weights_in(
+    folder: Path, number: int | None = None
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Verify a checkpoint, and return the state dict of one of its models.
 
-    tensors: dict[str, torch.Tensor]
-    others: list[str]
-
-
-def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
-    """Verify a checkpoint, and return the weights of one of its models.
-
-    Models are numbered in the order in which they were prepared; None selects the only model.
+    Models are numbered in the order in which they were prepared; None selects the only model. The
+    result consists of the tensors by name, and of the names of all other entries.
     """
     loaded = load_checkpoint(folder)
     with reading_state(folder):
@@ -129,7 +125,7 @@ def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
             )
         weights = original_names(models[number or 0])
         tensors = {name: t for name, t in weights.items() if isinstance(t, torch.Tensor)}
-        return SavedWeights(tensors, sorted(weights.keys() - tensors.keys()))
+        return tensors, sorted(weights.keys() - tensors.keys())
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:

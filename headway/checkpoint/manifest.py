@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -113,52 +112,35 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / NAME
     try:
         data = read_plain(path)
-    except (OSError, ValueError) as error:
-        raise _without_manifest(folder, error) from None
+    except PermissionError as error:
+        raise _permission_error(path, error) from None
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
+        if not is_absent(path):
+            raise _damaged(path, getattr(error, "strerror", None) or str(error)) from None
+        is_folder = os.path.isdir(folder)
+        raise CheckpointError(
+            "the checkpoint has no manifest" if is_folder else "the checkpoint does not exist",
+            where=shown(str(path if is_folder else folder)),
+            fix="pass the folder of a checkpoint; `headway checkpoint ls` lists all checkpoints",
+            code=Code.NO_CHECKPOINT,
+        ) from None
     try:
-        return _parsed(data, path)
-    except CheckpointError:  # another format; a subclass of ValueError
-        raise
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or type(fields.get("format")) is not int:
+            raise ValueError("the format number is missing")
+        if (version := fields["format"]) == FORMAT:
+            if fields.pop("crc32", None) != _checksum(fields):
+                raise ValueError(_CHECKSUM_MISMATCH)
+            return read(Manifest, fields)
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
-
-
-@lru_cache(maxsize=1024)  # a save reads the manifests of all checkpoints in its folder
-def _parsed(data: bytes, path: Path) -> Manifest:
-    fields = json.loads(data)
-    _require_known_format(fields, path)
-    if fields.pop("crc32", None) != _checksum(fields):
-        raise ValueError(_CHECKSUM_MISMATCH)
-    return read(Manifest, fields)
-
-
-def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
-    """Return the CheckpointError for an unreadable manifest or an invalid path (ValueError)."""
-    path = folder / NAME
-    if isinstance(error, PermissionError):
-        return _permission_error(path, error)
-    if not is_absent(path):
-        return _damaged(path, getattr(error, "strerror", None) or str(error))
-    is_folder = os.path.isdir(folder)
-    return CheckpointError(
-        "the checkpoint has no manifest" if is_folder else "the checkpoint does not exist",
-        where=shown(str(path if is_folder else folder)),
-        fix="pass the folder of a checkpoint; `headway checkpoint ls` lists all checkpoints",
-        code=Code.NO_CHECKPOINT,
+    raise CheckpointError(
+        f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
+        f" this version reads format {FORMAT}",
+        where=shown(str(path)),
+        fix="load it with the version of Headway that wrote it",
+        code=Code.OTHER_VERSION,
     )
-
-
-def _require_known_format(fields: Any, path: Path) -> None:
-    if not isinstance(fields, dict) or type(fields.get("format")) is not int:
-        raise ValueError("the format number is missing")
-    if (version := fields["format"]) != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
-            f" this version reads format {FORMAT}",
-            where=shown(str(path)),
-            fix="load it with the version of Headway that wrote it",
-            code=Code.OTHER_VERSION,
-        )
 
 
 def read_json(path: Path) -> Any:

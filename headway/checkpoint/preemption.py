@@ -27,7 +27,7 @@ from headway.checkpoint.manifest import read_json, read_manifest, unusable
 from headway.checkpoint.schedule import RECORD_FILE, Interval, TrainingRecord, interval_of
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.call_barrier import call_barrier
-from headway.errors import CheckpointError, Code, Problem, UsageError
+from headway.errors import CheckpointError, Code, UsageError
 from headway.history import process_record
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
@@ -174,7 +174,10 @@ class Preemption:
             run = ResumedRun(epoch, step, loader.epochs.samples, path)
         training.run.await_epochs()
         if training.world.is_main:
-            for line in (*lines, _describe_start(run, project)):
+            start = f"resuming from {path} (epoch {run.epoch}, step {step})"
+            if path is None:
+                start = f"starting from the beginning: no checkpoint in {project}"
+            for line in (*lines, start):
                 log(line)
             if self._checkpoints.lock_checkpoints(project.absolute()):
                 remove_leftovers(project)
@@ -387,12 +390,6 @@ def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:
         log(f"note: nothing was left to train: no optimizer has stepped since resuming from {path}")
 
 
-def _describe_start(run: ResumedRun, project: Path) -> str:
-    if run.checkpoint is None:
-        return f"starting from the beginning: no checkpoint in {project}"
-    return f"resuming from {run.checkpoint} (epoch {run.epoch}, step {run.step})"
-
-
 def _select_checkpoint(
     settings: EffectiveSettings, project: Path, fall_back: bool
 ) -> tuple[str | None, list[str]]:
@@ -425,13 +422,12 @@ def _select_checkpoint(
         return _select_checkpoint(settings, project, fall_back)
     if complete is None:
         raise CheckpointError(
-            f"all {len(found)} checkpoints are damaged: "
-            + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(errors)),
+            f"all {len(found)} checkpoints are damaged: {'; '.join(errors)}",
             where=str(project),
             fix="move them elsewhere to start from the beginning",
             code=Code.DAMAGED,
         )
-    return str(complete), [f"skipped: {each.what} ({each.where})" for each in _problems(errors)]
+    return str(complete), [f"skipped: {error}" for error in errors]
 
 
 def _read_records(folder: Path) -> tuple[TrackedRuns, TrainingRecord]:
@@ -445,10 +441,6 @@ def _read(kind: type[T], path: Path) -> T:
         return read(kind, content)
     except ValueError as error:
         raise unusable(str(error), path) from None
-
-
-def _problems(errors: list[CheckpointError]) -> list[Problem]:
-    return [error.problems[0] for error in errors]
 
 
 def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
