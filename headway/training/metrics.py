@@ -32,7 +32,6 @@ def gather_for_metrics(
     Without `strict`, results that do not belong to samples are gathered unchanged.
     """
     loop, size = current_loop(), rank_and_size()[1]
-    results = _without_repeats(input_data, loop, use_gather_object, strict)
     num_ranks = len(loop.batch.rank_sizes) or size  # the other ranks have left this loop
 
     def gather(part: Any) -> Any:
@@ -40,36 +39,34 @@ def gather_for_metrics(
             if num_ranks < size:
                 return collectives.gather_among_first(part.entries, num_ranks, True)
             return collectives.gather_object(part.entries)
+        if not only_tensors(part):
+            return for_each_part(gather, part, is_collective=True)
         if num_ranks < size:
             return collectives.gather_among_first(part, num_ranks, False)
-        tensors = [leaf for leaf in leaves(part) if isinstance(leaf, torch.Tensor)]
+        tensors = [*leaves(part)]
         if (_are_even(loop, tensors) and runs_ahead(tensors)) or not (
             loop.batch.padded or loop.ended_loop
         ):
             return collectives.gather(part)
         return collectives.gather_uneven(part)
 
-    return gather(results) if only_tensors(results) else _for_each(gather, results)
+    return gather(_without_repeats(input_data, loop, use_gather_object, strict))
 
 
-def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool) -> Any:
+def _without_repeats(part: Any, loop: LoaderLoop, as_objects: bool, strict: bool) -> Any:
     """Drop results of repeated samples; lists become `SampleObjects`."""
-
-    def without_repeats(part: Any) -> Any:
-        is_tensor = isinstance(part, torch.Tensor)
-        if part is None or (is_tensor and part.ndim == 0):
-            return part
-        if is_tensor or _are_objects(part, as_objects):
-            kept = _rows_to_keep(loop, len(part), strict)
-            if kept is None and strict:
-                raise _not_for_samples(f"{len(part)} results", loop)
-            part = part if kept is None else part[:kept]
-            return part if is_tensor and not as_objects else SampleObjects([*part])
-        if isinstance(part, (list, tuple, Mapping)) or is_dataclass_object(part):
-            return for_each_part(without_repeats, part)
-        raise _not_for_samples(f"a {type(part).__name__}", loop)
-
-    return without_repeats(data)
+    is_tensor = isinstance(part, torch.Tensor)
+    if part is None or (is_tensor and part.ndim == 0):
+        return part
+    if is_tensor or _are_objects(part, as_objects):
+        kept = _rows_to_keep(loop, len(part), strict)
+        if kept is None and strict:
+            raise _not_for_samples(f"{len(part)} results", loop)
+        part = part if kept is None else part[:kept]
+        return part if is_tensor and not as_objects else SampleObjects([*part])
+    if isinstance(part, (list, tuple, Mapping)) or is_dataclass_object(part):
+        return for_each_part(lambda p: _without_repeats(p, loop, as_objects, strict), part)
+    raise _not_for_samples(f"a {type(part).__name__}", loop)
 
 
 def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
@@ -138,12 +135,6 @@ def _are_objects(part: Any, as_objects: bool) -> bool:
     kinds = (torch.Tensor, list, tuple, Mapping)
     is_tuple = isinstance(part, tuple) and not hasattr(part, "_fields")
     return is_tuple and not any(isinstance(entry, kinds) for entry in part)
-
-
-def _for_each(gather: Any, part: Any) -> Any:
-    if isinstance(part, (SampleObjects, torch.Tensor)):
-        return gather(part)
-    return for_each_part(lambda part: _for_each(gather, part), part, is_collective=True)
 
 
 def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
