@@ -273,7 +273,7 @@ class Checkpointer:
         from headway.checkpoint.saving import agree, on_rank_0
 
         models = self.training.inner_models
-        weights: list[dict[str, Any]] = [*map(self.training.strategy.own_state_dict, models)]
+        weights: list[dict[str, Any]] = [model.state_dict() for model in models]
 
         def call_hooks() -> None:
             for hook in self._save_hooks.values():

@@ -141,9 +141,6 @@ class FSDP(Strategy):
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._synced(model, False)
 
-    def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return NULL_CTX  # sharded gradients need less memory than unsharded gradients
-
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._synced(model, True)
 
@@ -198,9 +195,6 @@ class FSDP(Strategy):
             return super().state_dict(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(model, options=options)
-
-    def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        return model.state_dict()
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
         every = dict(model.named_parameters(remove_duplicate=False))

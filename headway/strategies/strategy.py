@@ -84,10 +84,6 @@ class Strategy:
         """Return a context in which backward passes do not synchronize gradients."""
         return NULL_CTX
 
-    def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return the context for a micro-batch that does not complete an optimizer step."""
-        return self.no_sync(model)
-
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which a backward pass synchronizes gradients even in `no_sync`."""
         return NULL_CTX
@@ -129,13 +125,9 @@ class Strategy:
         with self.unsharded(model):
             return model.state_dict()
 
-    def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return this rank's state dict of `model`, with DTensors if the model is sharded."""
-        return self.state_dict(model)
-
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return `own_state_dict`, but tied tensors may appear under only one of their names."""
-        return self.own_state_dict(model)
+        """Return this rank's state dict; tied tensors may appear under only one of their names."""
+        return model.state_dict()
 
     def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the full tensor for an entry of a state dict; every rank must call this."""

@@ -124,14 +124,15 @@ class Steps:
     def accumulate(self, models: tuple[torch.nn.Module, ...]) -> AbstractContextManager[Any]:
         accumulation = self.training.accumulation
         accumulation.begin_micro_batch(models, self._models)
-        if accumulation.sync_gradients or accumulation.plugin.sync_each_batch:
-            return NULL_CTX
         strategy = self.training.strategy
+        is_synced = accumulation.sync_gradients or accumulation.plugin.sync_each_batch
+        if is_synced or strategy.shards:  # sharded gradients need less memory than unsharded ones
+            return NULL_CTX
         if len(models) == 1:
-            return strategy.no_sync_in_micro_batch(models[0])
+            return strategy.no_sync(models[0])
         stack = ExitStack()
         for model in models or self.training.models:
-            stack.enter_context(strategy.no_sync_in_micro_batch(model))
+            stack.enter_context(strategy.no_sync(model))
         return stack
 
     @contextmanager

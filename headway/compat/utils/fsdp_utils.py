@@ -50,7 +50,7 @@ def save_fsdp_model(
     """
     training = _only(accelerator, model)
     [inner] = training.inner_models
-    weights = training.strategy.own_state_dict(inner)
+    weights = inner.state_dict()
     if adapter_only and is_peft_model(inner):
         trained = {name for name, p in inner.named_parameters() if p.requires_grad}
         weights = {name: weight for name, weight in weights.items() if name in trained}
