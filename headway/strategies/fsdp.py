@@ -31,7 +31,7 @@ from headway.errors import Code, UsageError
 from headway.ipc.stderr import log
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
-from headway.strategies.strategy import NULL_CTX, ForwardMethods, Models, Strategy, StrategySettings
+from headway.strategies.strategy import ForwardMethods, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
     ModelWeights,
@@ -225,8 +225,8 @@ class HSDP(FSDP):
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
         watch(*self._mesh.get_all_groups())
 
-    def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
-        for model in map(uncompiled, models()):
+    def reduce_over_replicas(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:
+        for model in map(uncompiled, models):
             if isinstance(model, FSDPModule):
                 model.set_requires_all_reduce(is_due)
 

@@ -29,7 +29,6 @@ class StrategySettings(NamedTuple):
 
 
 NULL_CTX = nullcontext()
-Models = Callable[[], Iterable[torch.nn.Module]]
 
 
 class Strategy:
@@ -88,7 +87,7 @@ class Strategy:
         """Return a context in which a backward pass synchronizes gradients even in `no_sync`."""
         return NULL_CTX
 
-    def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
+    def reduce_over_replicas(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:
         """Set whether the next backward pass reduces gradients over replicas of sharded models.
 
         Gradients of the optimizer step's earlier passes are then reduced as well.

@@ -45,7 +45,7 @@ class Steps:
         if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
             if (strategy := training.strategy).shards:
-                strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
+                strategy.reduce_over_replicas(training.models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
         handle = None
         if is_watched:
@@ -115,15 +115,12 @@ class Steps:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return the parameters of the models that are accumulated together."""
         is_apart = self.training.accumulation.is_apart
-        models = (model for at, model in enumerate(self._models()) if not is_apart(at))
+        models = (model for at, model in enumerate(self.training.models) if not is_apart(at))
         return chain.from_iterable(model.parameters() for model in models)
-
-    def _models(self) -> list[torch.nn.Module]:
-        return self.training.models
 
     def accumulate(self, models: tuple[torch.nn.Module, ...]) -> AbstractContextManager[Any]:
         accumulation = self.training.accumulation
-        accumulation.begin_micro_batch(models, self._models)
+        accumulation.begin_micro_batch(models, lambda: self.training.models)
         strategy = self.training.strategy
         is_synced = accumulation.sync_gradients or accumulation.plugin.sync_each_batch
         if is_synced or strategy.shards:  # sharded gradients need less memory than unsharded ones
