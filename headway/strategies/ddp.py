@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.world import World
 from headway.errors import Code, UsageError
-from headway.ipc.progress import Progress
+from headway.ipc.progress import Progress, process_progress
 from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import NULL_CTX, ForwardMethods, Strategy, StrategySettings
@@ -42,8 +42,7 @@ class DDP(Strategy):
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
         super().set_up(world, settings)
-        self.data_rank = world.mesh.get_local_rank("data")
-        self.data_size = world.mesh.size()
+        self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
         self.has_copies = settings.ddp.compare_weights
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -58,7 +57,6 @@ class DDP(Strategy):
         shared = DistributedDataParallel(
             model,
             device_ids=None if gpu is None else [gpu],
-            process_group=self._world.mesh.get_group("data"),
             **self._settings.ddp.to_kwargs(),
         )
         if torch.are_deterministic_algorithms_enabled():
@@ -72,12 +70,12 @@ class DDP(Strategy):
             for name in names:
                 plain = getattr(inner, name)
                 methods.register(name, plain, partial(_in_forward, shared, inner, plain))
-        if (progress := self._settings.progress) is not None:
-            _record_passes(shared, progress)
-            if progress.is_watched:
-                progress.clock.split_at = 0.0
-                if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
-                    time_buffers(shared, progress.clock)
+        progress = process_progress()
+        _record_passes(shared, progress)
+        if progress.is_watched:
+            progress.clock.split_at = 0.0
+            if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
+                time_buffers(shared, progress.clock)
         return shared
 
     def _copy_from_rank_0(self, model: torch.nn.Module) -> None:

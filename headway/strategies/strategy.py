@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from headway.distributed.world import World
-from headway.ipc.progress import Progress
 from headway.precision.precision import Precision
 from headway.strategies.compilation import TorchDynamoPlugin, compiled, uncompiled
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
@@ -25,7 +24,6 @@ class StrategySettings(NamedTuple):
     shard_size: int | None = None  # ranks per replica of the model, for hsdp
     cpu_offload: bool = False
     forward_methods: tuple[str, ...] = ()  # called like forward() on distributed models
-    progress: Progress | None = None  # None if not reported
 
 
 NULL_CTX = nullcontext()

@@ -14,7 +14,7 @@ from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import process_record
 from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
-from headway.ipc.progress import Progress, process_progress
+from headway.ipc.progress import Progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import has_unread_variables, read_run
 from headway.ipc.stderr import log, log_once
@@ -101,7 +101,6 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
         where=settings.where("mixed_precision"),
     )
     methods = given.forward_methods
-    progress = process_progress()
     strategy = strategy_for(
         world,
         given.strategy or run.strategy,
@@ -109,7 +108,6 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
             ddp=handlers.or_default(DistributedDataParallelKwargs),
             dynamo=dynamo,
             forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
-            progress=progress,
             **{name: getattr(run, name) for name in SHARDING_SETTINGS if name != "strategy"},
         ),
     )
@@ -119,7 +117,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     steps = Accumulation(run.gradient_accumulation_steps, accumulation)
     if given.global_batch_size is not None:
         micro_batch_of(given.global_batch_size, strategy.data_size, steps.steps)
-    training = Training(world, strategy, precision, steps, progress, given.global_batch_size)
+    training = Training(world, strategy, precision, steps, given.global_batch_size)
     if given.seed is not None:
         set_seed(given.seed)
     project = merged_project(given.project_config, given.project_dir)

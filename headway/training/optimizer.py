@@ -63,7 +63,6 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         *,
         accumulation: Accumulation | None = None,
         precision: Precision | None = None,
-        progress: Progress | None = None,
         after_step: Callable[[int], int] | None = None,
         averages_losses: bool = False,
     ) -> None:
@@ -78,7 +77,7 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         self.device_placement = device_placement
         self._accumulation = accumulation or self.gradient_state.accumulation
         self._precision = precision or Precision().set_up(self.accelerator_state.device)
-        self._progress = progress or process_progress()
+        self._progress = process_progress()
         self._averages_losses = averages_losses
         self.step_count = 0  # steps that changed the weights
         self._after_step = after_step

@@ -154,7 +154,6 @@ class Preparer:
                 device is not None,
                 accumulation=training.accumulation,
                 precision=training.precision,
-                progress=training.progress,
                 after_step=partial(self._compare_ranks, optimizer),
                 averages_losses=training.strategy.data_size > 1,
             )

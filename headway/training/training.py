@@ -17,7 +17,7 @@ from headway.distributed.call_barrier import call_barrier
 from headway.distributed.handler import check_range
 from headway.distributed.world import World
 from headway.errors import Code, UsageError
-from headway.ipc.progress import Progress
+from headway.ipc.progress import process_progress
 from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
 from headway.strategies.compilation import extract_model_from_parallel
@@ -39,7 +39,6 @@ class Training:
     strategy: Strategy
     precision: Precision
     accumulation: Accumulation
-    progress: Progress
     global_batch_size: int | None = None
     prepared: list[tuple[Any, Any]] = field(default_factory=list)  # (original, wrapper) pairs
     registered: list[Any] = field(default_factory=list)  # with `register_for_checkpointing`
@@ -48,6 +47,7 @@ class Training:
     ranks_may_differ: bool = False  # ranks currently take different numbers of steps
 
     def __post_init__(self) -> None:
+        self.progress = process_progress()
         self.run = LoaderSet(self.progress)
 
     # ------------------------------------------------------------------ objects
