@@ -174,6 +174,9 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
 
     param_groups: Any = _of_optimizer("param_groups")
     state: Any = _of_optimizer("state")
+    state_dict: Any = _of_optimizer("state_dict")
+    load_state_dict: Any = _of_optimizer("load_state_dict")
+    add_param_group: Any = _of_optimizer("add_param_group")
 
     def train(self) -> None:
         """Switch a schedule-free optimizer to train mode; a no-op for other optimizers."""
@@ -184,15 +187,6 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
         """Switch a schedule-free optimizer to eval mode; a no-op for other optimizers."""
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.optimizer.add_param_group(param_group)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise WrongType(
