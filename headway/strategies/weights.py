@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ import torch.distributed as dist
 from headway.distributed.collectives import broadcast_object_list, gather_object
 from headway.errors import Code, UsageError
 
+_DIRECT: dict[str, Any] = {"recurse": False, "remove_duplicate": False}
+
 
 class ModuleTensor(NamedTuple):
     module: torch.nn.Module
@@ -23,11 +25,11 @@ class ModuleTensor(NamedTuple):
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[ModuleTensor]:
     """Return the modules' direct parameters, with one entry per use of a tied parameter."""
-    return [*_items((module, module._parameters) for module in modules)]
+    return [ModuleTensor(m, *named) for m in modules for named in m.named_parameters(**_DIRECT)]
 
 
 def buffers_of(modules: Iterable[torch.nn.Module]) -> list[ModuleTensor]:
-    return [*_items((module, module._buffers) for module in modules)]
+    return [ModuleTensor(m, *named) for m in modules for named in m.named_buffers(**_DIRECT)]
 
 
 def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
@@ -40,13 +42,6 @@ def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
         for buffer in buffers_of(model.modules())
         if buffer.name not in buffer.module._non_persistent_buffers_set
     ]
-
-
-def _items(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iterator[ModuleTensor]:
-    for module, by_name in tensors:
-        for name, tensor in by_name.items():
-            if tensor is not None:
-                yield ModuleTensor(module, name, tensor)
 
 
 class ModelWeights:
