@@ -171,10 +171,9 @@ class FSDP(Strategy):
         require_sharded(parameters, "clip_grad_value_")
         super().clip_grad_value_(parameters, clip_value)
 
-    def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
-        tensors = list(parameters)
-        _check_clip_call(tensors)
-        return _full_tensor(super().total_norm(tensors, norm_type))
+    def total_norm(self, parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+        _check_clip_call(parameters)
+        return _full_tensor(super().total_norm(parameters, norm_type))
 
     @contextmanager
     def unsharded(self, model: torch.nn.Module) -> Iterator[None]:
@@ -452,18 +451,17 @@ def sharded_as(parameter: torch.Tensor, value: Any) -> Any:
     return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
 
 
-def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
+def require_sharded(parameters: list[torch.Tensor], method: str) -> None:
     """Raise UsageError unless all `parameters` belong to prepared models."""
-    tensors = list(parameters)
     where = f"the script's {method}(...)"
-    if any(hasattr(tensor, _SUCCESSOR) for tensor in tensors):
+    if any(hasattr(tensor, _SUCCESSOR) for tensor in parameters):
         raise UsageError(
             f"{method}() got parameters that prepare() has replaced with sharded parameters",
             where=where,
             fix=f"pass the prepared model's parameters: {method}(model.parameters(), ...)",
             code=Code.CHANGED_LATE,
         )
-    if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
+    if len({isinstance(tensor, DTensor) for tensor in parameters}) > 1:
         raise UsageError(
             f"{method}() got sharded parameters together with parameters of a model that is not"
             " prepared; torch cannot clip both at once",

@@ -108,7 +108,7 @@ class Strategy:
         """Clip each gradient to [-clip_value, clip_value]."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
-    def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+    def total_norm(self, parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
         """Return the total gradient norm."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, norm_type)
