@@ -77,12 +77,12 @@ class PartialState(Process):
         settings = InitProcessGroupKwargs(backend, init_method, timeout)
         if not self.initialized:
             agreed = merge_arguments(read_run(), cpu=cpu)
-            super().__init__(join_world(agreed.run.device, settings=settings))
+            super().__init__(join_world(agreed.run.device, settings))
             return
         if cpu and self.device.type != "cpu":
             raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
         if settings != InitProcessGroupKwargs(None) and dist.is_initialized():
-            join_world(self.device.type, self.device.index, settings)
+            join_world(self.device, settings)
 
     @property
     def initialized(self) -> bool:

@@ -122,24 +122,20 @@ def _mesh_of(device: str, _: object, **sizes: int) -> DeviceMesh:
     return init_device_mesh(device, (*sizes.values(),), mesh_dim_names=(*sizes,))
 
 
-def join_world(
-    device: str, gpu: int | None = None, settings: InitProcessGroupKwargs | None = None
-) -> World:
+def join_world(device: str | torch.device, settings: InitProcessGroupKwargs) -> World:
     """Choose this rank's device, and initialize the process group if there are several ranks.
 
-    `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, or `auto` for the best
-    device that is available to every rank. The argument `gpu` is a device index; None uses the
-    local rank. An existing group must have the environment's size and the backend of `settings`;
-    only the group's timeout is changed.
+    `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, `auto` for the best device
+    that is available to every rank, or the device that this process already uses. An existing group
+    must have the environment's size and the backend of `settings`; only its timeout is changed.
     """
-    settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
     if ranks.world_size == 1 and dist.is_initialized():  # the script created a group without RANK
         rank, size = dist.get_rank(), dist.get_world_size()
         ranks = Ranks(rank, rank, size, size)
     elif ranks.world_size == 1:
         _require_single_process(is_rank=read_ranks() is not None)
-    world = World(_device_of(ranks, device, gpu), ranks)
+    world = World(_device_of(ranks, device) if isinstance(device, str) else device, ranks)
     kind_of(world.device.type).make_current(world.device)
     if ranks.world_size > 1:
         if not dist.is_initialized():
@@ -227,7 +223,7 @@ def require_group(call: str) -> None:
         )
 
 
-def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
+def _device_of(ranks: Ranks, asked: str) -> torch.device:
     name = best_device(ranks) if asked in ("auto", "gpu") else asked
     if asked == "auto" and name == CPU.name:
         _refuse_unusable_gpu()
@@ -241,9 +237,8 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
     kind = kind_of(name)
     kind.load()
     if kind.is_numbered:
-        index = ranks.local_rank if gpu is None else gpu
         count = kind.count()
-        if index >= count:
+        if ranks.local_rank >= count:
             why = detect_machine().unavailable_reason(name) if not count else None
             raise MachineError(
                 f"there is no GPU for local rank {ranks.local_rank}: torch detects {count}"
@@ -252,7 +247,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
                 fix="start as many processes as there are GPUs, or train with `--cpu`",
                 code=Code.TOO_FEW_GPUS,
             )
-        return torch.device(name, index)  # pragma: needs a GPU
+        return torch.device(name, ranks.local_rank)  # pragma: needs a GPU
     if not kind.is_available():
         machine = detect_machine()
         why = machine.unavailable_reason(name)

@@ -88,10 +88,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     run = settings.run
     group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if given.cpu or given.device is not None else shared_world()
-    if shared is not None:
-        world = join_world(shared.device.type, shared.device.index, group)
-    else:
-        world = join_world(run.device, None, group)
+    world = join_world(run.device if shared is None else shared.device, group)
     precision = precision_for(
         given.mixed_precision or shared_precision() or run.mixed_precision,
         world.device,

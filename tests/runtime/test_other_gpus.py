@@ -47,7 +47,7 @@ def test_a_mac_computes_on_its_gpu_unless_ranks_or_the_user_rule_it_out(
     machine: str, ranks: Ranks, asked: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, machine, True)
-    assert world._device_of(ranks, asked, None) == torch.device(device)
+    assert world._device_of(ranks, asked) == torch.device(device)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_device_that_is_not_there_is_refused_with_the_reason(
 ) -> None:
     pretend(monkeypatch, machine, False)
     with pytest.raises(MachineError) as caught:
-        world._device_of(ALONE, asked, None)
+        world._device_of(ALONE, asked)
     assert reason in str(caught.value)
 
 
@@ -165,16 +165,15 @@ def xpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.usefixtures("xpu")
 @pytest.mark.parametrize("asked", ["auto", "gpu", "xpu"])
 def test_each_rank_has_a_gpu_of_its_own(asked: str) -> None:
-    assert world._device_of(SECOND, asked, None) == torch.device("xpu", 1)
-    assert world._device_of(Ranks(), asked, 1) == torch.device("xpu", 1)
+    assert world._device_of(SECOND, asked) == torch.device("xpu", 1)
     with pytest.raises(MachineError):
-        world._device_of(SECOND._replace(local_rank=2), asked, None)
+        world._device_of(SECOND._replace(local_rank=2), asked)
 
 
 def test_without_one_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "detect_machine", lambda: load("intel_laptop"))
     with pytest.raises(MachineError) as caught:
-        world._device_of(Ranks(), "xpu", None)
+        world._device_of(Ranks(), "xpu")
     assert str(load("intel_laptop").unavailable_reason("xpu")) in str(caught.value)
 
 
@@ -187,7 +186,7 @@ def test_ranks_exchange_tensors_by_xccl(xpu: list[Any], monkeypatch: pytest.Monk
     monkeypatch.setattr(dist, "is_initialized", lambda: bool(formed))
     monkeypatch.setattr(dist, "get_backend_config", lambda: formed[0])
     monkeypatch.setattr(world, "read_ranks", lambda: SECOND)
-    joined = world.join_world("xpu")
+    joined = world.join_world("xpu", world.InitProcessGroupKwargs())
     assert formed == ["cpu:gloo,xpu:xccl"]
     assert xpu == [torch.device("xpu", 1)]
     assert joined.distributed_type == "MULTI_XPU"
