@@ -227,30 +227,25 @@ Record = (RankReady | WillSave | OutputPath | ProgressSnapshot | StepStats | Sta
 )
 
 
-class InvalidRecord(NamedTuple):
-    """A line that is not a record, because a script may write to any descriptor."""
-
-    reason: str
-
-
 class RecordReader:
     """Parses the data of a status channel into records."""
 
     def __init__(self) -> None:
         self._lines = Lines(_MAX_LINE)
 
-    def read(self, data: bytes) -> Iterator[Record | InvalidRecord]:
-        """Yield the records and invalid lines that `data` completes."""
+    def read(self, data: bytes) -> Iterator[Record | ValueError]:
+        """Yield the records that `data` completes, and an error for each invalid line."""
         try:
             for line in self._lines.feed(data):
                 yield decode_record(line)
         except TooLong as error:
-            yield InvalidRecord(str(error))
+            yield error
 
 
-def decode_record(line: bytes) -> Record | InvalidRecord:
+def decode_record(line: bytes) -> Record | ValueError:
+    """Return a record, or the error of another line, because a script may write to the channel."""
     try:
         record: Record = decode(Record, line)
         return record
     except ValueError as error:
-        return InvalidRecord(str(error))
+        return error

@@ -265,14 +265,14 @@ class RankChannel:
                     break
         return shows_progress
 
-    def _store(self, record: records.Record | records.InvalidRecord) -> bool:
+    def _store(self, record: records.Record | ValueError) -> bool:
         """Store a record; return whether it shows progress."""
-        if isinstance(record, records.InvalidRecord):
+        if isinstance(record, ValueError):
             self._num_invalid += 1
             if self._num_invalid == 1:
                 log(
                     f"note: ignored invalid data that rank {self.rank} wrote to the launcher's "
-                    f"status channel: {record.reason}"
+                    f"status channel: {record}"
                 )
         elif isinstance(record, records.RankReady):
             self.is_ready = True
