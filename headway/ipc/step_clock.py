@@ -18,12 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from headway.devices.table import kind_of
 from headway.ipc.records import StepStats
-
-if TYPE_CHECKING:
-    from headway.devices.kind import DeviceKind
 
 SCRIPT, DATA, FORWARD, BACKWARD, GRADIENTS, EXCHANGE, SYNC, SAVE = range(8)
 NAMES = ("script", "data", "script", *("backward",) * 3, "script", "script")
@@ -154,9 +152,9 @@ class StepClock:
         self.splits_backward = False  # whether `begin_exchange` must be called in this step
         self.split_at = float("inf")  # time after which a step's backward passes are split
 
-    def watch_device(self, kind: DeviceKind, device: Any) -> None:
+    def watch_device(self, device: Any) -> None:
         """Time the work on `device`, with timing events if the device type supports them."""
-        self.device = device
+        self.device, kind = device, kind_of(device.type)
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
         self.queue = DeviceTimer(record) if record is not None else None

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from headway.devices.table import kind_of
 from headway.ipc.progress import Progress, process_progress
 
 
@@ -37,7 +36,7 @@ class PlainSteps:
         if progress.clock.device is None:
             devices = (p.device for group in optimizer.param_groups for p in group["params"])
             device = next(devices, torch.device("cpu"))
-            progress.clock.watch_device(kind_of(device.type), device)
+            progress.clock.watch_device(device)
         if progress.feature_use.stopping:  # the Trainer that saves also reports its steps
             return
         if self._have_stepped and id(optimizer) not in self._have_stepped:

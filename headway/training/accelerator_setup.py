@@ -8,7 +8,6 @@ import sys
 from typing import NamedTuple
 
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
-from headway.devices.table import kind_of
 from headway.distributed.handler import Handlers, check_range
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
@@ -156,7 +155,7 @@ def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> N
     if (folder := setup.project.project_dir) is not None:
         progress.note_output_path(PROJECT, os.fspath(folder))
     process_record.start(progress)
-    progress.clock.watch_device(kind_of(world.device.type), world.device)
+    progress.clock.watch_device(world.device)
     if not world.is_main:
         return
     atexit.register(_log_if_unused, settings.run.resume, settings.run.time_limit, progress)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headway.devices.table import CPU, Cuda
+from headway.devices.table import Cuda
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress
 from headway.ipc.records import ProgressSnapshot, Record, StepStats
@@ -379,7 +380,7 @@ def test_events_are_put_into_the_current_stream_of_the_device_that_trains(
 
 def test_a_cpu_has_no_queue_and_what_the_script_takes_counts() -> None:
     clock = StepClock()
-    clock.watch_device(CPU, "cpu")
+    clock.watch_device(SimpleNamespace(type="cpu"))
     assert clock.queue is None
     assert clock.device_bytes() is None
 
