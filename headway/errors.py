@@ -13,7 +13,6 @@
 `headway/commands/main.py` prints each error once. A traceback from a command is a bug in Headway.
 """
 
-import signal
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -242,9 +241,6 @@ class WrongType(UsageError, TypeError):
 
 class OutOfMemory(UsageError, RuntimeError):
     """Memory ran out with every batch size that was tried."""
-
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

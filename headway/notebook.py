@@ -41,7 +41,6 @@ from headway.training.arguments import check_precision, reject_unsupported
 GRACE_S = 5
 """Grace period for ranks to exit after another rank has failed, in seconds."""
 _ADDRESS, _ANY_PORT = "127.0.0.1", "29500"
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 CALL = "the call to notebook_launcher(...)"
 
 
@@ -187,7 +186,7 @@ def _run_rank(
     atexit._clear()  # unregister the notebook's functions
     os.setpgid(0, group)
     # the notebook sets its own handlers
-    signals.restore_handlers(dict.fromkeys(_STOPS, signal.SIG_DFL))
+    signals.restore_handlers(dict.fromkeys((*signals.STOP_SIGNALS, signal.SIGQUIT), signal.SIG_DFL))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
         path = folder / f"{rank}.{number}"

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.errors import STOP_SIGNALS, HeadwayError
+from headway.errors import HeadwayError
 from headway.ipc import signals
 from headway.ipc.run_contract import RECORD_VARIABLE
+from headway.ipc.signals import STOP_SIGNALS
 from headway.ipc.stderr import flush_streams, log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK

@@ -41,7 +41,8 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
         restore_handlers(before)
 
 
-PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREEMPTION_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1)
 
 
 @contextmanager

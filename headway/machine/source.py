@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from headway.errors import STOP_SIGNALS
-from headway.ipc.signals import collect_signals
+from headway.ipc.signals import STOP_SIGNALS, collect_signals
 
 
 class Source:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
+from headway.errors import HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.ipc import signals
 from headway.ipc.records import LOGS
@@ -201,7 +201,7 @@ def _signals(agent: Agent) -> Iterator[None]:
 
     # a shell's `&` has ignored it
     before = signals.trap(lambda *_: agent.watch.ask(), signal.SIGQUIT)
-    for handler, numbers in ((stop, STOP_SIGNALS), (forward, _FORWARDED)):
+    for handler, numbers in ((stop, signals.STOP_SIGNALS), (forward, _FORWARDED)):
         for number in numbers:
             if signal.getsignal(number) != signal.SIG_IGN:
                 before |= signals.trap(handler, number)

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from headway.errors import STOP_SIGNALS, Code, HeadwayError, LaunchError, Problem
+from headway.errors import Code, HeadwayError, LaunchError, Problem
 from headway.ipc.records import STOPPED_AND_SAVED
+from headway.ipc.signals import STOP_SIGNALS
 from headway.ipc.stderr import log
 from headway.ipc.typed import encode
 from headway.launcher.multinode.network import is_loopback
