@@ -186,7 +186,7 @@ class Accelerator(Process):
             forward_methods=forward_methods or (),
         )
         tracking = Tracking(self.is_main_process, arguments.log_with, project)
-        began_at = setup.settings.run.began_at
+        began_at = setup.run.began_at
         checkpoints = Checkpointer(training, project, began_at=began_at, runs=tracking.runs)
         self.parts = Parts(
             training,
@@ -194,7 +194,7 @@ class Accelerator(Process):
             Steps(training),
             tracking,
             checkpoints,
-            Preemption(checkpoints, tracking, setup.settings, self.end_training),
+            Preemption(checkpoints, tracking, setup.run, self.end_training),
             setup.handlers,
         )
         self.state = share(self.world, training.precision, setup.dynamo, setup.fsdp_plugin)

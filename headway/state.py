@@ -76,8 +76,8 @@ class PartialState(Process):
         self.__dict__ = self._shared_state
         settings = InitProcessGroupKwargs(backend, init_method, timeout)
         if not self.initialized:
-            agreed = merge_arguments(read_run(), cpu=cpu)
-            super().__init__(join_world(agreed.run.device, settings))
+            run, _ = merge_arguments(read_run(), cpu=cpu)
+            super().__init__(join_world(run.device, settings))
             return
         if cpu and self.device.type != "cpu":
             raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
@@ -166,8 +166,8 @@ class AcceleratorState(PartialState):
         self.__dict__ = self._shared_state
         world = PartialState(cpu, **group).world
         if not self.initialized:
-            agreed = merge_arguments(read_run(), mixed_precision=mixed_precision)
-            share(world, agreed.run.mixed_precision, dynamo_plugin or TorchDynamoPlugin())
+            run, _ = merge_arguments(read_run(), mixed_precision=mixed_precision)
+            share(world, run.mixed_precision, dynamo_plugin or TorchDynamoPlugin())
         elif mixed_precision not in (None, self.mixed_precision):
             argument = f"mixed_precision={mixed_precision!r}"
             raise _cannot_change(argument, repr(self.mixed_precision), "AcceleratorState")

@@ -31,11 +31,11 @@ from headway.errors import CheckpointError, Code, UsageError
 from headway.history import process_record
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
-from headway.ipc.run_contract import LATEST, NEWEST, is_restart
+from headway.ipc.run_contract import LATEST, NEWEST, RunContract, is_restart
 from headway.ipc.stderr import log
 from headway.ipc.typed import read
 from headway.trackers.tracker_group import RUNS_FILE, TrackedRuns, Tracking
-from headway.training.arguments import EffectiveSettings
+from headway.training.arguments import CALL
 
 T = TypeVar("T")
 
@@ -103,12 +103,12 @@ class Preemption:
         self,
         checkpoints: Checkpointer,
         tracking: Tracking,
-        settings: EffectiveSettings,
+        settings: RunContract,
         end: Callable[[], None],
     ) -> None:
         self._checkpoints, self._training = checkpoints, checkpoints.training
         self._tracking, self._settings, self._end = tracking, settings, end
-        self._deadline = settings.run.deadline()
+        self._deadline = settings.deadline()
         self._schedule = checkpoints.schedule
         self._every: int | str | None = None  # argument of the last `checkpoint()`
         self._interval = Interval()  # parsed from `_every`
@@ -332,11 +332,11 @@ class Preemption:
 
     def _resume_hint(self) -> str:
         settings = self._settings
-        if settings.run.resume in (None, *NEWEST):
+        if settings.resume in (None, *NEWEST):
             return "run the same command again to resume"
         return (
-            f"to resume, run the same command again without resume={settings.run.resume}"
-            f" ({settings.where('resume')})"
+            f"to resume, run the same command again without resume={settings.resume}"
+            f" ({settings.origins.get('resume', CALL)})"
         )
 
     # ------------------------------------------------------------------ checks
@@ -391,13 +391,13 @@ def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:
 
 
 def _select_checkpoint(
-    settings: EffectiveSettings, project: Path, fall_back: bool
+    settings: RunContract, project: Path, fall_back: bool
 ) -> tuple[str | None, list[str]]:
     """Return the checkpoint to resume from (None for a fresh start), and the lines to log.
 
     With `fall_back`, damaged checkpoints are skipped, and a line reports each of them.
     """
-    wanted, there = settings.run.resume, candidates(project)
+    wanted, there = settings.resume, candidates(project)
     found = there
     if wanted is not None and wanted not in NEWEST:
         found = _saved_before_restart(settings, there)
@@ -409,7 +409,7 @@ def _select_checkpoint(
         if wanted == LATEST:
             raise CheckpointError(
                 "no checkpoint to resume from",
-                where=f"{project}, requested by {settings.where('resume')}",
+                where=f"{project}, requested by {settings.origins.get('resume', CALL)}",
                 fix="do not set resume: accelerator.resume() then resumes from the newest"
                 " checkpoint or, if there is none, starts from the beginning",
                 code=Code.NO_CHECKPOINT,
@@ -443,15 +443,15 @@ def _read(kind: type[T], path: Path) -> T:
         raise unusable(str(error), path) from None
 
 
-def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
+def _saved_before_restart(settings: RunContract, found: list[Candidate]) -> list[Candidate]:
     """Return the checkpoints that this launch saved before it restarted the ranks, newest last.
 
     A checkpoint with a damaged manifest does not identify the launch that saved it. It is included
     if it is newer than another checkpoint of this launch.
     """
-    if not is_restart() or not settings.run.began_at:
+    if not is_restart() or not settings.began_at:
         return []
-    began_at = settings.run.began_at
+    began_at = settings.began_at
     saved = [item for item in found if not item.manifest or item.manifest.launched_at == began_at]
     return [*dropwhile(lambda item: item.manifest is None, saved)]
 

@@ -19,6 +19,7 @@ class Layer(IntEnum):
     ASSIGNMENT = 8  # NAME=VALUE on a command line
     ANSWERS = 9  # answers in `headway config`
     IMPORTED = 10  # a file or command line of another tool
+    SCRIPT = 11  # an argument in the script
 
     @property
     def label(self) -> str:

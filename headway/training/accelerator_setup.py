@@ -15,7 +15,7 @@ from headway.history import process_record
 from headway.ipc.choices import SHARDED, SHARDING_SETTINGS
 from headway.ipc.progress import Progress
 from headway.ipc.records import PROJECT
-from headway.ipc.run_contract import has_unread_variables, read_run
+from headway.ipc.run_contract import RunContract, has_unread_variables, read_run
 from headway.ipc.stderr import log, log_once
 from headway.precision.precision import (
     AutocastKwargs,
@@ -32,8 +32,8 @@ from headway.strategies.strategy import Strategy, StrategySettings
 from headway.trackers.project import ProjectConfiguration, merged_project
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
+    CALL,
     Arguments,
-    EffectiveSettings,
     merge_accumulation,
     merge_arguments,
     merge_compilation,
@@ -63,7 +63,8 @@ class AcceleratorSetup(NamedTuple):
     handlers: Handlers
     dynamo: TorchDynamoPlugin
     fsdp_plugin: FullyShardedDataParallelPlugin | None  # if models are sharded
-    settings: EffectiveSettings
+    run: RunContract  # the settings of the launcher, overridden by the arguments
+    notes: list[str]  # on overridden settings
 
 
 def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
@@ -75,7 +76,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     accumulation = merge_accumulation(
         given.gradient_accumulation_steps, given.gradient_accumulation_plugin
     )
-    settings = merge_arguments(
+    run, notes = merge_arguments(
         read_run(),
         cpu=given.cpu,
         device=given.device,
@@ -84,7 +85,6 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
         resume=None if given.resume_from is None else os.fspath(given.resume_from),
         **merge_sharing(given),
     )
-    run = settings.run
     group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if given.cpu or given.device is not None else shared_world()
     world = join_world(run.device if shared is None else shared.device, group)
@@ -94,7 +94,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
         PrecisionSettings(
             handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
         ),
-        where=settings.where("mixed_precision"),
+        where=str(run.origins.get("mixed_precision", CALL)),
     )
     methods = given.forward_methods
     strategy = strategy_for(
@@ -118,7 +118,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
         set_seed(given.seed)
     project = merged_project(given.project_config, given.project_dir)
     shown = effective_plugin(given.fsdp_plugin, run) if strategy.shards else None
-    return AcceleratorSetup(training, data, project, handlers, dynamo, shown, settings)
+    return AcceleratorSetup(training, data, project, handlers, dynamo, shown, run, notes)
 
 
 def _note_unread_variables() -> None:
@@ -150,7 +150,7 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
 
 def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> None:
     """Log overridden settings on rank 0; at the end of the script, log unused settings."""
-    settings, world, progress = setup.settings, setup.training.world, setup.training.progress
+    run, world, progress = setup.run, setup.training.world, setup.training.progress
     progress.note_use(accelerator=True)
     if (folder := setup.project.project_dir) is not None:
         progress.note_output_path(PROJECT, os.fspath(folder))
@@ -158,11 +158,10 @@ def log_overrides(setup: AcceleratorSetup, strategy: str | Strategy | None) -> N
     progress.clock.watch_device(world.device)
     if not world.is_main:
         return
-    atexit.register(_log_if_unused, settings.run.resume, settings.run.time_limit, progress)
-    notes = settings.notes
+    atexit.register(_log_if_unused, run.resume, run.time_limit, progress)
     if strategy in SHARDED and world.ranks.world_size == 1:
-        notes = (*notes, f"strategy {strategy!r} has no effect with one process")
-    for note in notes:
+        setup.notes.append(f"strategy {strategy!r} has no effect with one process")
+    for note in setup.notes:
         log(note)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
 from headway.distributed.handler import KwargsHandler, check_choice, check_range
 from headway.errors import Code, UsageError, did_you_mean
 from headway.ipc.choices import AUTO, PRECISIONS, SHARDING_SETTINGS, STRATEGIES, read_wrap
-from headway.ipc.origin import DEFAULT, Layer
+from headway.ipc.origin import DEFAULT, Layer, Origin
 from headway.ipc.run_contract import DEVICES, RunContract
 from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
@@ -23,6 +23,7 @@ from headway.training.accumulation import GradientAccumulationPlugin
 
 CALL = "the script's Accelerator(...)"
 STATE_CALL = "the script's AcceleratorState(...)"
+_SCRIPT = Origin(Layer.SCRIPT, reason=CALL)
 NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 _ENGINES = (
     "deepspeed_plugin deepspeed_plugins megatron_lm_plugin parallelism_config torch_tp_plugin"
@@ -75,28 +76,14 @@ class Arguments:
         return cls(**{field.name: parameters[field.name] for field in fields(cls)})
 
 
-class EffectiveSettings(NamedTuple):
-    """The launcher's settings, overridden by the script's arguments.
-
-    `notes` describe the overridden values.
-    """
-
-    run: RunContract
-    set_by_script: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
-
-    def where(self, name: str) -> str:
-        """Return the origin of a setting."""
-        return CALL if name in self.set_by_script else str(self.run.origins.get(name, CALL))
-
-
 def merge_arguments(
     run: RunContract | None, *, cpu: bool = False, device: str | None = None, **given: Any
-) -> EffectiveSettings:
+) -> tuple[RunContract, list[str]]:
     """Override `run` with the constructor's arguments; None, or False for `cpu`, means omitted.
 
     `run` is None under plain python or torchrun, where no profile is read. The names in `given` are
-    those of `RunContract`. An argument that contradicts a command-line flag raises UsageError.
+    those of `RunContract`. An argument that contradicts a command-line flag raises UsageError. Also
+    return a note for each overridden value.
     """
     check_precision(given.get("mixed_precision"))
     for name in ("mixed_precision", "strategy"):
@@ -114,8 +101,8 @@ def merge_arguments(
         _note(contract, name, as_written.get(name, f"{name}={value!r}"))
         for name, value in changed.items()
     ]
-    merged = contract._replace(**passed)
-    return EffectiveSettings(merged, frozenset(passed), tuple(filter(None, notes)))
+    origins = {**contract.origins, **dict.fromkeys(passed, _SCRIPT)}
+    return contract._replace(**passed, origins=origins), [*filter(None, notes)]
 
 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:

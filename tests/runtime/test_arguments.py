@@ -34,16 +34,16 @@ KNOWN = ("mixed_precision", "cpu")
 
 
 def test_without_launcher_and_arguments_the_defaults_hold() -> None:
-    agreed = merge_arguments(None)
-    assert agreed.run[:3] == ("auto", "no", 1)
-    assert agreed.notes == ()
+    run, notes = merge_arguments(None)
+    assert run[:3] == ("auto", "no", 1)
+    assert notes == []
 
 
 def test_launcher_s_settings_hold_where_the_script_says_nothing() -> None:
-    agreed = merge_arguments(RUN)
-    assert agreed.run[:3] == ("cuda", "fp16", 4)
-    assert agreed.where("mixed_precision") == str(PROFILE)
-    assert agreed.notes == ()
+    run, notes = merge_arguments(RUN)
+    assert run[:3] == ("cuda", "fp16", 4)
+    assert run.origins["mixed_precision"] == PROFILE
+    assert notes == []
 
 
 FLAG = Origin(Layer.FLAG, flag="--device")
@@ -74,10 +74,10 @@ def test_an_argument_beats_a_profile_and_says_so_in_one_line(
     value: object,
     overridden: str | None,
 ) -> None:
-    agreed = merge_arguments(launcher, **given)
-    assert getattr(agreed.run, setting) == value
+    agreed, notes = merge_arguments(launcher, **given)
+    assert getattr(agreed, setting) == value
     note = f"Accelerator({setting}={value!r}) overrides {setting}={overridden} ({PROFILE})"
-    assert agreed.notes == (() if overridden is None else (note,))
+    assert notes == ([] if overridden is None else [note])
 
 
 @pytest.mark.parametrize(

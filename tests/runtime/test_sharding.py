@@ -72,11 +72,11 @@ def test_running_statistics_are_updated_once_where_activations_are_computed_agai
 def test_what_a_flag_says_may_not_be_contradicted() -> None:
     run = RunContract("cpu", "no", 1, {"strategy": FLAG}, strategy="fsdp", wrap="Block")
     assert decode(encode(run)) == run
-    agreed = merge_arguments(run).run
+    agreed, _ = merge_arguments(run)
     assert (agreed.strategy, agreed.wrap, agreed.cpu_offload) == ("fsdp", "Block", False)
     with pytest.raises(UsageError):
         merge_arguments(run, **said(strategy="ddp"))
-    assert merge_arguments(run, **said(wrap=["Layer", "Head"])).run.wrap == "Layer,Head"
+    assert merge_arguments(run, **said(wrap=["Layer", "Head"]))[0].wrap == "Layer,Head"
 
 
 @pytest.mark.parametrize(
