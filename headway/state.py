@@ -229,17 +229,13 @@ def share(
         dynamo_plugin=dynamo_plugin,
         fsdp_plugin=fsdp_plugin,
     )
-    own = AcceleratorState.__new__(AcceleratorState)
-    own.__dict__ = {**shared}
-    return own
+    return copy(AcceleratorState())
 
 
 def share_accumulation(accumulation: Accumulation) -> GradientState:
     """Set the accumulation that all instances share; return an instance that never changes."""
     GradientState._shared_state["accumulation"] = accumulation
-    own = GradientState.__new__(GradientState)
-    own.__dict__ = {**GradientState._shared_state}
-    return own
+    return copy(GradientState())
 
 
 class GradientState:

@@ -295,12 +295,9 @@ class Accumulation:
 
 
 def _scale(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
-    for device, gradients in by_device.items():
-        torch._foreach_mul_(gradients, factor.to(device))
+            parameter.grad.mul_(factor.to(parameter.grad.device))
 
 
 def _weight(tokens: torch.Tensor) -> torch.Tensor:
