@@ -46,11 +46,10 @@ class DDP(Strategy):
         self.has_copies = settings.ddp.compare_weights
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
-        has_gradients = any(parameter.requires_grad for parameter in model.parameters())
         if isinstance(uncompiled(model), DistributedDataParallel) or _is_fsdp_model(model):
             return model
         call_barrier("prepare(...)")
-        if not has_gradients:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             self._copy_from_rank_0(model)
             return model
         gpu = self._world.device.index

@@ -162,8 +162,7 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
                 groups = self.param_groups  # one backward pass of the step is missing
                 if any(p.grad is not None for group in groups for p in group["params"]):
                     note_discarded(self._progress, "a prepared optimizer")
-            if self._precision.scaler is not None:
-                self._precision.gradients_dropped(self.optimizer)
+            self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
             accumulation.num_backward = 0
 
