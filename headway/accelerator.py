@@ -688,7 +688,6 @@ class Accelerator(Process):
             save_directory,
             max_shard_size,
             safe_serialization,
-            read_full=training.strategy.read_full,
             writes=training.world.is_main,
         )
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 from headway.checkpoint.manifest import flush_to_disk
+from headway.distributed.collectives import full_tensor
 from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
@@ -159,14 +160,12 @@ def save_weights(
     max_shard_size: int | str,
     safe_serialization: bool,
     *,
-    read_full: Callable[[Any], Any],
     writes: bool,
 ) -> None:
     """Save a state dict to a single file, or to several files with an index; see `save_model`.
 
     If tensors are sharded, every rank must call this, but only the rank with `writes=True` writes.
-    Tensors are gathered one file at a time. `read_full` gathers a tensor, and is called in the same
-    order on every rank.
+    Tensors are gathered one file at a time.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)
@@ -178,18 +177,15 @@ def save_weights(
     numbered = [f"{stem}-{number:05}-of-{of:05}.{suffix}" for number in range(1, of + 1)]
     names = [name] if of == 1 else numbered
     index = [f"{name}.index.json"] if len(shards) > 1 else []
-
-    def whole(key: str) -> Any:
-        return read_full(state[key]) if isinstance(state[key], torch.Tensor) else state[key]
-
     if not writes:
         for key in chain.from_iterable(shards):
-            whole(key)
+            full_tensor(state[key])
         return
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder / file for file in (*names, *index)]) as partials:
         for shard, partial in zip(shards, partials, strict=False):
-            write_synced({key: whole(key) for key in shard}, partial, safe=safe_serialization)
+            entries = {key: full_tensor(state[key]) for key in shard}
+            write_synced(entries, partial, safe=safe_serialization)
         if index:
             total_size = sum(getattr(tensor, "nbytes", 0) for tensor in state.values())
             files = zip(names, shards, strict=True)

@@ -5,7 +5,7 @@ Without a process group, all functions work as with a single rank.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from headway.distributed.nested import for_each_tensor, tensors_with_paths
 from headway.distributed.world import group_device, rank_and_size
 from headway.errors import Code, UsageError
 
+T = TypeVar("T")
 Reduction = Literal["sum", "mean", "max", "none"]
 
 
@@ -276,6 +277,12 @@ def gather_same_shape(tensor: torch.Tensor) -> torch.Tensor:
     parts = [torch.empty_like(tensor) for _ in range(size)]
     dist.all_gather(parts, tensor)
     return torch.cat(parts)
+
+
+def full_tensor(value: T) -> T:
+    """Gather a DTensor from all ranks; return any other value unchanged."""
+    full: T = getattr(value, "full_tensor", lambda: value)()
+    return full
 
 
 _REMEDIES = {

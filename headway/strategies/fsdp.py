@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headway.distributed.call_barrier import call_barrier, runs_ahead, watch
+from headway.distributed.collectives import full_tensor
 from headway.distributed.world import World, group_backend
 from headway.errors import Code, UsageError
 from headway.ipc.stderr import log
@@ -165,7 +166,7 @@ class FSDP(Strategy):
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
         _check_clip_call(parameters)
-        return _full_tensor(super().clip_grad_norm_(parameters, max_norm, norm_type))
+        return full_tensor(super().clip_grad_norm_(parameters, max_norm, norm_type))
 
     def clip_grad_value_(self, parameters: list[torch.Tensor], clip_value: float) -> None:
         require_sharded(parameters, "clip_grad_value_")
@@ -173,7 +174,7 @@ class FSDP(Strategy):
 
     def total_norm(self, parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
         _check_clip_call(parameters)
-        return _full_tensor(super().total_norm(parameters, norm_type))
+        return full_tensor(super().total_norm(parameters, norm_type))
 
     @contextmanager
     def unsharded(self, model: torch.nn.Module) -> Iterator[None]:
@@ -209,9 +210,6 @@ class FSDP(Strategy):
 
     def empty_init(self) -> AbstractContextManager[Any]:
         return parameters_without_data()
-
-    def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _full_tensor(tensor.detach())
 
 
 class HSDP(FSDP):
@@ -329,10 +327,6 @@ def _check_clip_call(parameters: list[torch.Tensor]) -> None:
     require_sharded(parameters, "clip_grad_norm_")
     if not runs_ahead(parameters):
         call_barrier("clip_grad_norm_(...)")
-
-
-def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _call_gathered(

@@ -126,10 +126,6 @@ class Strategy:
         """Return this rank's state dict; tied tensors may appear under only one of their names."""
         return model.state_dict()
 
-    def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the full tensor for an entry of a state dict; every rank must call this."""
-        return tensor
-
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models that will be sharded are created on the meta device."""
         return NULL_CTX

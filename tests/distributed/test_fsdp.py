@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
+from headway.distributed.collectives import full_tensor
 from headway.errors import HeadwayError
 from tests.distributed import fsdp_parity
 from tests.distributed.fsdp_models import GPT, MLP, VOCABULARY
@@ -416,12 +417,12 @@ def test_a_registered_average_comes_back_in_the_shards_in_which_it_was_given() -
         one, _, kept = averages(saved, seed=0)
         kept[1].tensors = kept[0].tensors[:2]
         one.save_state(f"averages {saved} {loaded}")
-        whole = [one.parts.training.strategy.read_full(each) for each in kept[0].tensors]
+        whole = [full_tensor(each) for each in kept[0].tensors]
         other, parameters, again = averages(loaded, seed=1)
         other.load_state(f"averages {saved} {loaded}")
         for tensors in (again[0].tensors, again[1].tensors):
             for each, value in zip(tensors, whole, strict=False):
-                assert torch.equal(other.parts.training.strategy.read_full(each), value)
+                assert torch.equal(full_tensor(each), value)
         if saved == loaded:
             loaded_tensors: list[Any] = again[1].tensors
             for back, live in zip(loaded_tensors, parameters, strict=False):
@@ -438,13 +439,12 @@ def test_several_models_and_frozen_parameters_train_as_ever() -> None:
     models: Any = (one, two)
     *models, first, second = accelerator.prepare(one, two, *optimizers)
     frozen = models[0].layers[2].weight
-    strategy = accelerator.parts.training.strategy
-    before = strategy.read_full(frozen).clone()
+    before = full_tensor(frozen).clone()
     for is_trained in (False, True):
         models[0].layers[2].requires_grad_(is_trained)
         for model, optimizer in zip(models, (first, second), strict=True):
             train(accelerator, model, optimizer, 1)
-        assert torch.equal(strategy.read_full(frozen), before) != is_trained
+        assert torch.equal(full_tensor(frozen), before) != is_trained
 
 
 @with_ranks(long=LONG)
