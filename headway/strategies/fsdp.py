@@ -11,11 +11,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -200,13 +196,6 @@ class FSDP(Strategy):
         every = dict(model.named_parameters(remove_duplicate=False))
         tied = every.keys() - dict(model.named_parameters()).keys()
         return {name: value for name, value in model.state_dict().items() if name not in tied}
-
-    def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
-        if not isinstance(model, FSDPModule):
-            super().load_state_dict(model, state_dict)
-            return
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, {**state_dict}, options=options)
 
     def empty_init(self) -> AbstractContextManager[Any]:
         return parameters_without_data()

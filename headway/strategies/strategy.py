@@ -130,10 +130,6 @@ class Strategy:
         """Return a context in which models that will be sharded are created on the meta device."""
         return NULL_CTX
 
-    def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
-        """Load a full state dict, as returned by `state_dict`, on every rank."""
-        model.load_state_dict(state_dict)
-
 
 class ForwardMethods:
     """Wraps methods of a distributed model so that they run like its `forward()`.
