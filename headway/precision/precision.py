@@ -81,7 +81,6 @@ class Precision:
     """
 
     name = "no"
-    uses_autocast = False  # whether models prepared from now on compute under autocast
     scaler: torch.amp.GradScaler | None = None  # adapts the loss scale
 
     def set_up(self: P, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> P:
@@ -196,15 +195,12 @@ class Bf16(Precision):
 
     name = "bf16"
     dtype = torch.bfloat16
-    uses_autocast = True
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        if not self.uses_autocast:
-            return nullcontext()
         return torch.autocast(*self._autocast_arguments(handler or self._settings.autocast))
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        if self.uses_autocast and not isinstance(model.forward, _AutocastForward):
+        if not isinstance(model.forward, _AutocastForward):
             arguments = self._autocast_arguments(self._settings.autocast)
             model.forward = _AutocastForward(model.forward, arguments)
         return model

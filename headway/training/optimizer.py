@@ -123,8 +123,7 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
                 code=Code.ACCUMULATION,
             )
         self.step_was_skipped = self._precision.step(self.optimizer, closure)
-        if self._precision.uses_autocast:
-            torch.clear_autocast_cache()  # an open autocast() keeps casts of the old weights
+        torch.clear_autocast_cache()  # an open autocast() keeps casts of the old weights
         accumulation.num_backward = 0
         if not self.step_was_skipped:
             self.step_count = done = self.step_count + 1
