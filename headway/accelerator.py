@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
@@ -251,9 +250,9 @@ class Accelerator(Process):
             >>> teacher(torch.ones(4, 2)).shape
             torch.Size([4, 1])
         """
-        preparer = self.parts.preparer
-        make = partial(preparer.make_model, trains=not evaluation_mode)
-        return preparer.prepare_object(make, model, device_placement)
+        return self.parts.preparer.prepare(
+            model, device_placement=[device_placement], trains=not evaluation_mode
+        )
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -262,8 +261,7 @@ class Accelerator(Process):
 
         `device_placement` has no effect: an optimizer's state is on the device of its parameters.
         """
-        preparer = self.parts.preparer
-        return preparer.prepare_object(preparer.make_optimizer, optimizer, device_placement)
+        return self.parts.preparer.prepare(optimizer, device_placement=[device_placement])
 
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
@@ -277,8 +275,7 @@ class Accelerator(Process):
             >>> [batch.tolist() for batch in accelerator.prepare_data_loader(loader)]
             [[0, 1], [2]]
         """
-        preparer = self.parts.preparer
-        return preparer.prepare_object(preparer.make_loader, data_loader, device_placement)
+        return self.parts.preparer.prepare(data_loader, device_placement=[device_placement])
 
     def prepare_scheduler(self, scheduler: LRScheduler | PreparedScheduler) -> Any:
         """Prepare one scheduler, as `prepare` does; other types raise UsageError.
@@ -291,8 +288,7 @@ class Accelerator(Process):
             >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
             (None, None, [0.05])
         """
-        preparer = self.parts.preparer
-        return preparer.prepare_object(preparer.make_scheduler, scheduler)
+        return self.parts.preparer.prepare(scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Release all prepared objects and their memory, and reset gradient accumulation.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,8 +21,6 @@ from headway.precision.precision import Bf16
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.replicas import next_comparison, note_unprepared, note_unused, require_equal
 from headway.training.training import Training
-
-Prepare = Callable[[Any, torch.device | None], None]
 
 
 class Preparer:
@@ -56,10 +54,13 @@ class Preparer:
         is_global = self.training.global_batch_size is not None
         self._data = replace(config, split_batches=True) if is_global else config
 
-    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        placement = device_placement
-        if placement is None:
-            placement = [self.device_placement] * len(args)
+    def prepare(
+        self,
+        *args: Any,
+        device_placement: Sequence[bool | None] | None = None,
+        trains: bool = True,
+    ) -> Any:
+        placement = [None] * len(args) if device_placement is None else device_placement
         if len(placement) != len(args):
             raise UsageError(
                 f"device_placement has {len(placement)} entries for {len(args)} objects",
@@ -68,12 +69,18 @@ class Preparer:
                 code=Code.BAD_ARGUMENT,
             )
         self.training.adopt_prepared(args)
-        self._require_methods([arg for arg in args if isinstance(arg, torch.nn.Module)])
+        if trains:
+            self._require_methods([arg for arg in args if isinstance(arg, torch.nn.Module)])
+
+        def make_model(model: Any, device: torch.device | None) -> None:
+            self.make_model(model, device, trains=trains)
+
         # models first: a strategy may replace the parameters that other objects refer to
-        for make in (self.make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
+        for make in (make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
             for obj, place in zip(args, placement, strict=True):
                 if self.training.find(obj) is None:
-                    make(obj, self.training.world.device if place else None)
+                    is_moved = self.device_placement if place is None else place
+                    make(obj, self.training.world.device if is_moved else None)
         found = [self.training.find(obj) for obj in args]
         self._note_unshared([obj for obj, arg in zip(args, found, strict=True) if arg is None])
         results = [obj if arg is None else arg for obj, arg in zip(args, found, strict=True)]
@@ -104,16 +111,9 @@ class Preparer:
                     " individually, and wrap data in a torch.utils.data.DataLoader"
                 )
 
-    def prepare_object(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
-        self.training.adopt_prepared([obj])
-        if self.training.find(obj) is None:
-            place = self.device_placement if device_placement is None else device_placement
-            make(obj, self.training.world.device if place else None)
-        return self.training.find(obj)
-
     # ------------------------------------------- no-ops for objects of other types
 
-    def make_model(self, model: Any, device: torch.device | None, *, trains: bool = True) -> None:
+    def make_model(self, model: Any, device: torch.device | None, *, trains: bool) -> None:
         """Prepare a model, and move it to `device` unless that is None."""
         training = self.training
         if isinstance(model, torch.nn.Module):
