@@ -157,8 +157,7 @@ class Progress:
         clock = self.clock
         if clock.end_step(step) and (stats := clock.take(self.total, self.loss)) is not None:
             self._report(stats)
-            if self.channel is not None:
-                self._beat_at = clock.mark + 2 * _BEAT_EVERY_S
+            self._beat_at = clock.mark + 2 * _BEAT_EVERY_S
         elif clock.mark > self._beat_at:
             self._beat()
 

@@ -138,7 +138,6 @@ class StepClock:
 
     def __init__(self) -> None:
         self.tally = Tally()  # device times if there is a queue, else host times
-        self.spent = self.tally.spent
         self.phase, self.mark = SCRIPT, _now()
         self.due_at = 0.0  # time of the next record
         self.device: Any = None  # the `torch.device` used for training, once known
@@ -163,7 +162,7 @@ class StepClock:
         """Switch to `phase`."""
         now = _now()
         if self.queue is None:
-            self.spent[self.phase] += now - self.mark
+            self.tally.spent[self.phase] += now - self.mark
         else:
             self.queue.mark(self.phase)
         self.mark, self.phase = now, phase
@@ -194,7 +193,7 @@ class StepClock:
             self.split_at = self.mark + _SPLIT_EVERY_S
         if self.queue is None:
             self.tally.end_step(step, samples)
-            self.tally.settled = self.spent[:]
+            self.tally.settled = self.tally.spent[:]
         else:
             self.queue.end_step(step, samples, self.tally)
         if not self._is_warm:
@@ -234,7 +233,6 @@ class StepClock:
 
     def _begin_tally(self) -> Tally:
         tally, self.tally = self.tally, Tally(self.tally.step)
-        self.spent = self.tally.spent
         return tally
 
 

@@ -37,7 +37,7 @@ def test_progress_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPa
 def test_without_a_reader_no_step_is_timed_and_how_far_a_library_is_is_known() -> None:
     progress = Progress()
     progress.follow(1, 9, 0.5)
-    assert (progress.clock.tally.num_steps, sum(progress.clock.spent)) == (0, 0)
+    assert (progress.clock.tally.num_steps, sum(progress.clock.tally.spent)) == (0, 0)
     assert progress.snapshot() == ProgressSnapshot(1, "script", 9, 0.5)
 
 

@@ -114,7 +114,7 @@ def test_waiting_amid_saving_is_waiting(time: Time) -> None:
         with clock.counting(SYNC):
             time.now += 2
         time.now += 3
-    assert (clock.spent[SAVE], clock.tally.spent[SYNC]) == (4, 2)
+    assert (clock.tally.spent[SAVE], clock.tally.spent[SYNC]) == (4, 2)
 
 
 def test_a_count_that_cannot_be_read_for_a_while_is_no_loss_then_or_later(
