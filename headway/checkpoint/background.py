@@ -63,8 +63,7 @@ class Background:
         thread.daemon = True  # at exit, Python joins other threads, and a signal would kill it then
         thread.start()
         self._thread = thread
-        if self._join not in before_leaving:
-            before_leaving.append(self._join)
+        before_leaving[self._join] = None
         atexit.unregister(self.end)
         atexit.register(self.end)  # re-register, to run before other exit handlers
         if self._first is None:
@@ -91,8 +90,7 @@ class Background:
         self._thread = None
         self._copies.clear()
         atexit.unregister(self.end)
-        if self._join in before_leaving:
-            before_leaving.remove(self._join)
+        before_leaving.pop(self._join, None)
         self._raise_failure()
 
     def _write(self, prepared: Prepared, group: dist.ProcessGroup | None) -> None:

@@ -204,7 +204,7 @@ class _CallBarriers:
             target=self._watch, args=(store.clone(),), name="headway-where", daemon=True
         )
         self._thread.start()
-        before_leaving.append(self._leave)
+        before_leaving[self._leave] = None
         atexit.register(self._leave)
 
     def enter(self, call: str, detail: str = "", *, final: bool = False) -> list[RankCall] | None:
@@ -352,8 +352,7 @@ class _CallBarriers:
         if os.getpid() != self._pid:  # a child process forked by the script
             return
         atexit.unregister(self._leave)
-        if self._leave in before_leaving:
-            before_leaving.remove(self._leave)
+        before_leaving.pop(self._leave, None)
         self._is_over.set()
         self._thread.join()
         process_progress().own_threads.discard(self._thread.ident or 0)

@@ -161,7 +161,7 @@ def _require_single_process(*, is_rank: bool) -> None:
     raise UsageError(f"{problem}: RANK is not set", where=where, fix=fix, code=Code.RANK_VARIABLES)
 
 
-before_leaving: list[Callable[[], None]] = []
+before_leaving: dict[Callable[[], None], None] = {}
 """Functions to call before the process group is destroyed; each waits for users of the group."""
 
 

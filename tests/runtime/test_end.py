@@ -187,7 +187,7 @@ def test_the_last_rank_to_come_asks_the_store_nothing_once_the_others_may_leave_
     monkeypatch.setattr(call_barrier, "default_store", lambda: store)
     monkeypatch.setattr(call_barrier, "rank_and_size", lambda: (0, 1))
     monkeypatch.setattr(torch.distributed, "PrefixStore", lambda _, store: store)
-    leaves: list[Callable[[], None]] = []
+    leaves: dict[Callable[[], None], None] = {}
     monkeypatch.setattr(call_barrier, "before_leaving", leaves)
     barriers = call_barrier._CallBarriers()
     assert barriers.enter("end_training") is None
