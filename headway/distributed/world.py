@@ -68,18 +68,12 @@ class World:
     def is_main(self) -> bool:
         return self.ranks.rank == 0
 
-    @property
-    def mesh(self) -> DeviceMesh:
-        """A one-dimensional mesh of all ranks, with dimension "data"; requires several ranks."""
-        return _mesh_of(self.device.type, dist.group.WORLD, data=self.ranks.world_size)
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """Return a mesh of all ranks with these dimensions, in which the last varies fastest.
 
-    def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
-        """Return a mesh with dimensions "replicas" and "shards"; adjacent ranks share a replica.
-
-        This creates a process group for each row and column, so every rank must call it.
+        With several dimensions, this creates process groups, so every rank must call it.
         """
-        replicas = self.ranks.world_size // shard_size
-        return _mesh_of(self.device.type, dist.group.WORLD, replicas=replicas, shards=shard_size)
+        return _mesh_of(self.device.type, dist.group.WORLD, **sizes)
 
     @property
     def distributed_type(self) -> DistributedType:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd import Variable
 from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
@@ -82,7 +83,7 @@ class DDP(Strategy):
         if not has_real_ranks():
             return
         ModelWeights(model, self._world.device)  # raises if the models differ
-        group = self._world.mesh.get_group("data")
+        group: Any = dist.group.WORLD
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         _sync_module_states(
             model, group, _COPIED_AT_ONCE, src=0, params_and_buffers_to_ignore=ignored

@@ -60,7 +60,7 @@ class FSDP(Strategy):
                 fix="remove cpu_offload, or run on GPUs",
                 code=Code.OFFLOAD_WITHOUT_GPU,
             )
-        self._mesh = world.mesh
+        self._mesh = world.mesh(data=self.data_size)
         self._withheld: WeakSet[torch.nn.Module] = WeakSet()  # gradients are not synchronized
 
     def prepare_model(
@@ -208,7 +208,8 @@ class HSDP(FSDP):
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
         super().set_up(world, settings)
-        self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
+        size = _checked_shard_size(world, settings.shard_size)
+        self._mesh = world.mesh(replicas=self.data_size // size, shards=size)
         watch(*self._mesh.get_all_groups())
 
     def reduce_over_replicas(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:

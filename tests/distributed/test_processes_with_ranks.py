@@ -112,7 +112,7 @@ def test_tensors_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
 
 @with_ranks(3, long=(2,))
 def test_the_device_mesh_is_of_all_ranks_and_makes_no_group_of_its_own() -> None:
-    mesh = Accelerator().world.mesh
+    mesh = Accelerator().world.mesh(data=WORLD)
     assert (mesh.get_local_rank("data"), mesh.size()) == (RANK, WORLD)
     assert mesh.get_group("data") is dist.group.WORLD
 
