@@ -13,10 +13,9 @@ import torch
 from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_choice, check_range, checked
-from headway.distributed.world import rank_and_size
+from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import Code, UsageError
 from headway.ipc.progress import process_progress
-from headway.ipc.run_contract import read_ranks
 
 
 class RNGType(str, Enum):
@@ -114,8 +113,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     check_range("set_seed", 0, 2**32 - 1, seed=seed)
     process_progress().has_own_seed = device_specific
     if device_specific:
-        ranks = read_ranks()
-        seed += rank_and_size()[0] if ranks is None else ranks.rank
+        seed += rank_and_size_without_group()[0]
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
