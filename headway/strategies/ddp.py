@@ -101,7 +101,9 @@ class DDP(Strategy):
             yield
             return
         was_synced = model.require_backward_grad_sync
-        _prepare_exchange(model)
+        # as after a forward pass outside `no_sync`; relies on an undocumented name, `reducer`
+        model.require_backward_grad_sync = True
+        model.reducer.prepare_for_backward([])
         try:
             yield
         finally:
@@ -147,15 +149,6 @@ def _in_forward(
         return shared(*args, **kwargs)
     finally:
         restore()
-
-
-def _prepare_exchange(model: DistributedDataParallel) -> None:
-    """Make the next backward pass synchronize gradients, as after a forward pass outside `no_sync`.
-
-    Relies on undocumented names in torch: `reducer` and `prepare_for_backward`.
-    """
-    model.require_backward_grad_sync = True
-    model.reducer.prepare_for_backward([])
 
 
 def _fix_buckets(model: DistributedDataParallel) -> None:
