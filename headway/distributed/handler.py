@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import fields
+from enum import Enum
 from functools import cache, partial, wraps
 from inspect import isfunction, signature
 from itertools import chain
@@ -156,6 +157,13 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
     if fits is None:
         return True
     return isinstance(value, Sized) and all(map(fits, {type(x): x for x in value}.values()))
+
+
+class TextEnum(Enum):
+    """An enumeration whose members are printed as their values."""
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 class KwargsHandler:

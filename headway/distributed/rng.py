@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,13 @@ import torch
 
 from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
-from headway.distributed.handler import check_choice, check_range, checked
+from headway.distributed.handler import TextEnum, check_choice, check_range, checked
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import Code, UsageError
 from headway.ipc.progress import process_progress
 
 
-class RNGType(str, Enum):
+class RNGType(str, TextEnum):
     """A kind of random number generator; each member is equal to its string value.
 
     Examples:
@@ -31,9 +30,6 @@ class RNGType(str, Enum):
     CUDA = "cuda"  # of the current GPU
     XPU = "xpu"
     GENERATOR = "generator"  # the script's torch.Generator
-
-    def __str__(self) -> str:
-        return self.value
 
 
 def synchronize_rng_states(

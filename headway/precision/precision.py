@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from headway.devices.table import kind_of
-from headway.distributed.handler import KwargsHandler
+from headway.distributed.handler import KwargsHandler, TextEnum
 from headway.distributed.nested import for_each_tensor
 from headway.errors import Code, MachineError, UsageError
 from headway.ipc.choices import PRECISIONS, NumberFormat, other_precisions
@@ -311,7 +310,7 @@ class Fp16(Bf16):
         self._has_stepped = False
 
 
-class PrecisionType(str, Enum):
+class PrecisionType(str, TextEnum):
     """Accelerate's choices of `mixed_precision`; each member equals its string.
 
     Examples:
@@ -323,9 +322,6 @@ class PrecisionType(str, Enum):
     NO = "no"
     FP16 = "fp16"
     BF16 = "bf16"
-
-    def __str__(self) -> str:
-        return self.value
 
     @classmethod
     def list(cls) -> list[str]:

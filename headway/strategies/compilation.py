@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from headway.distributed.handler import KwargsHandler
+from headway.distributed.handler import KwargsHandler, TextEnum
 from headway.errors import Code, UsageError, did_you_mean
 from headway.precision.precision import restore_forward
 from headway.strategies.units import units_of
 
 
-class DynamoBackend(str, Enum):
+class DynamoBackend(str, TextEnum):
     """The usual backends of `torch.compile`; pass other registered backends by name.
 
     Examples:
@@ -35,9 +34,6 @@ class DynamoBackend(str, Enum):
     ONNXRT = "ONNXRT"
     TENSORRT = "TENSORRT"
     TVM = "TVM"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass

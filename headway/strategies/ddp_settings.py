@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
 
-from headway.distributed.handler import KwargsHandler, check_choice
+from headway.distributed.handler import KwargsHandler, TextEnum, check_choice
 from headway.errors import Code, MachineError, UsageError
 
 _CALL = "the script's DistributedDataParallelKwargs(...)"
 
 
-class DDPCommunicationHookType(Enum):
+class DDPCommunicationHookType(TextEnum):
     """DistributedDataParallel's communication hooks: no compression, fp16, bf16 or PowerSGD.
 
     Examples:
@@ -29,9 +28,6 @@ class DDPCommunicationHookType(Enum):
     BF16 = "bf16"
     POWER_SGD = "power_sgd"
     BATCHED_POWER_SGD = "batched_power_sgd"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _NO, _FP16, _BF16, _POWER_SGD, _ = DDPCommunicationHookType
