@@ -25,13 +25,9 @@ from headway.precision.precision import CLASSES, Precision
 from headway.strategies.compilation import TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.training.accumulation import Accumulation, GradientAccumulationPlugin
-from headway.training.arguments import (
-    STATE_CALL,
-    check_precision,
-    merge_arguments,
-    reject_unsupported,
-)
+from headway.training.arguments import check_precision, merge_arguments, reject_unsupported
 
+_CALL = "the script's AcceleratorState(...)"
 _GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
 
 
@@ -161,7 +157,7 @@ class AcceleratorState(PartialState):
         **arguments: Any,
     ) -> None:
         group = {name: arguments.pop(name) for name in _GROUP_ARGUMENTS if name in arguments}
-        reject_unsupported(arguments, ("cpu", "mixed_precision", *_GROUP_ARGUMENTS), STATE_CALL)
+        reject_unsupported(arguments, ("cpu", "mixed_precision", *_GROUP_ARGUMENTS), _CALL)
         check_precision(mixed_precision, "AcceleratorState")
         self.__dict__ = self._shared_state
         world = PartialState(cpu, **group).world

@@ -21,7 +21,6 @@ import torch
 from headway.errors import Code, UsageError, WrongType
 from headway.ipc.typed import shown, types_of
 
-_CALL = "the script's Accelerator(...)"
 P = ParamSpec("P")
 R = TypeVar("R")
 Fits = Callable[[Any], bool]
@@ -212,7 +211,7 @@ class Handlers:
             if kind in self._by_kind:
                 raise UsageError(
                     f"kwargs_handlers contains {kind.__name__} twice",
-                    where=_CALL,
+                    where="the script's Accelerator(...)",
                     fix="merge their values into a single handler",
                     code=Code.CONTRADICTION,
                 )

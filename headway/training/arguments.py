@@ -22,9 +22,7 @@ from headway.trackers.tracker_group import LogWith
 from headway.training.accumulation import GradientAccumulationPlugin
 
 CALL = "the script's Accelerator(...)"
-STATE_CALL = "the script's AcceleratorState(...)"
 _SCRIPT = Origin(Layer.SCRIPT, reason=CALL)
-NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 _ENGINES = (
     "deepspeed_plugin deepspeed_plugins megatron_lm_plugin parallelism_config torch_tp_plugin"
 )
@@ -89,7 +87,7 @@ def merge_arguments(
     for name in ("mixed_precision", "strategy"):
         if isinstance(own := given.get(name), Precision | Strategy):  # a custom class
             given[name] = own.name
-    contract = run or NO_LAUNCHER
+    contract = run or RunContract(AUTO, "no", 1, origins={})
     given["device"] = _device(cpu, device)
     if given["device"] == "gpu" and kind_of(contract.device).maker:
         given["device"] = contract.device  # detected by the launcher
