@@ -7,7 +7,6 @@ remaining samples instead.
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -383,8 +382,7 @@ def _share_of(
                 code=Code.BATCH_SIZE,
             )
         return {source: BatchSamplerShard(given, num_ranks, rank, split, even)}
-    datasets = sys.modules.get("datasets")  # Hugging Face's; its streams may be sharded
-    is_theirs = datasets is not None and isinstance(given, datasets.IterableDataset)
+    is_theirs = nested.is_instance_of(given, "datasets", "IterableDataset")  # may be sharded
     if is_theirs and given.n_shards >= num_ranks and not split:
         return {source: given.shard(num_shards=num_ranks, index=rank)}
     size, drop_last = options["batch_size"], options["drop_last"]

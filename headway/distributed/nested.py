@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -166,6 +167,12 @@ def _is_nested(data: Any) -> bool:
 
 def is_dataclass_object(data: Any) -> bool:
     return is_dataclass(data) and not isinstance(data, type)
+
+
+def is_instance_of(data: Any, module: str, kind: str) -> bool:
+    """Return whether `data` is of a class in `module`; if not imported, it has no instances."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(data, getattr(loaded, kind))
 
 
 def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
@@ -13,7 +12,7 @@ import torch
 
 from headway.distributed.call_barrier import barrier, watch
 from headway.distributed.handler import check_range, checks
-from headway.distributed.nested import send_to_device
+from headway.distributed.nested import is_instance_of, send_to_device
 from headway.distributed.world import DistributedType, World
 from headway.errors import Code, UsageError
 from headway.ipc.run_contract import Ranks, read_ranks
@@ -235,7 +234,7 @@ def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:
             return {key: part(value) for key, value in data.items()}
         if isinstance(data, (list, tuple)):
             return type(data)([data[index] for index in indices])
-        if _is_dataset(data):
+        if is_instance_of(data, "datasets", "Dataset"):
             return data.select(indices)
         taken = data[indices]
         return send_to_device(taken, world.device) if apply_padding else taken
@@ -255,7 +254,8 @@ def _length(inputs: Any) -> int:
             )
         return lengths.pop() if lengths else 0
     is_array = hasattr(inputs, "__array__") and getattr(inputs, "ndim", 0) > 0
-    if not (isinstance(inputs, (list, tuple)) or is_array or _is_dataset(inputs)):
+    is_dataset = is_instance_of(inputs, "datasets", "Dataset")
+    if not (isinstance(inputs, (list, tuple)) or is_array or is_dataset):
         raise UsageError(
             f"a {type(inputs).__name__} cannot be split between processes",
             where="the script's split_between_processes(...)",
@@ -264,11 +264,6 @@ def _length(inputs: Any) -> int:
         )
     assert isinstance(inputs, Sized)
     return len(inputs)
-
-
-def _is_dataset(data: Any) -> bool:
-    datasets = sys.modules.get("datasets")  # imported if a dataset exists
-    return datasets is not None and isinstance(data, datasets.Dataset)
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from headway.distributed.handler import KwargsHandler, TextEnum
+from headway.distributed.nested import is_instance_of
 from headway.errors import Code, UsageError, did_you_mean
 from headway.precision.precision import restore_forward
 from headway.strategies.units import units_of
@@ -182,10 +182,7 @@ def is_peft_model(model: torch.nn.Module) -> bool:
         >>> is_peft_model(torch.nn.Linear(2, 1))
         False
     """
-    peft = sys.modules.get("peft")  # if not imported, there are no peft models
-    return peft is not None and isinstance(
-        uncompiled(extract_model_from_parallel(model)), peft.PeftModel
-    )
+    return is_instance_of(uncompiled(extract_model_from_parallel(model)), "peft", "PeftModel")
 
 
 def model_has_dtensor(model: torch.nn.Module) -> bool:
@@ -197,8 +194,7 @@ def model_has_dtensor(model: torch.nn.Module) -> bool:
         >>> model_has_dtensor(torch.nn.Linear(2, 1))
         False
     """
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())
+    return any(is_instance_of(p, "torch.distributed.tensor", "DTensor") for p in model.parameters())
 
 
 def extract_model_from_parallel(

@@ -7,7 +7,6 @@ backward pass.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
+from headway.distributed.nested import is_instance_of
 from headway.distributed.world import World
 from headway.errors import Code, UsageError
 from headway.ipc.progress import Progress, process_progress
@@ -47,7 +47,9 @@ class DDP(Strategy):
         self.has_copies = settings.ddp.compare_weights
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
-        if isinstance(uncompiled(model), DistributedDataParallel) or _is_fsdp_model(model):
+        inner = uncompiled(model)
+        is_sharded = is_instance_of(inner, "torch.distributed.fsdp", "FSDPModule")
+        if isinstance(inner, DistributedDataParallel) or is_sharded:
             return model
         call_barrier("prepare(...)")
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -63,7 +65,6 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
-        inner = uncompiled(model)
         names = [method for method in self._settings.forward_methods if hasattr(inner, method)]
         if names:
             methods = ForwardMethods(inner)
@@ -210,11 +211,6 @@ def _record_passes(model: DistributedDataParallel, progress: Progress) -> None:
 
     vars(model)[PASSES] = passes = list[int]()
     handle = model.register_forward_pre_hook(record)
-
-
-def _is_fsdp_model(model: torch.nn.Module) -> bool:
-    module = sys.modules.get("torch.distributed.fsdp")  # slow; imported if in use
-    return module is not None and isinstance(uncompiled(model), module.FSDPModule)
 
 
 # ------------------------------------------------------------------ waiting for other ranks
