@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from headway.distributed.handler import KwargsHandler, TextEnum
 from headway.distributed.nested import is_instance_of
-from headway.errors import Code, UsageError, did_you_mean
+from headway.errors import Code, UsageError, suggestion
 from headway.precision.precision import restore_forward
 from headway.strategies.units import units_of
 
@@ -135,11 +135,10 @@ def _arguments(plugin: TorchDynamoPlugin) -> dict[str, Any]:
     arguments = plugin.to_kwargs()
     backend, known = arguments["backend"], torch.compiler.list_backends(exclude_tags=())
     if isinstance(backend, str) and backend not in known:
-        guess = did_you_mean(backend, known)
         raise UsageError(
-            f"unknown torch.compile backend {backend!r}",
+            f"unknown torch.compile backend {backend!r}{suggestion(backend, known)}",
             where="the script's dynamo_backend or TorchDynamoPlugin(...)",
-            fix=f"did you mean {guess!r}?" if guess else f"pass one of {', '.join(known)}",
+            fix=f"pass one of {', '.join(known)}",
             code=Code.BAD_ARGUMENT,
         )
     return arguments

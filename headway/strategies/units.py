@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from headway.errors import Code, UsageError, did_you_mean
+from headway.errors import Code, UsageError, suggestion
 
 Module = torch.nn.Module
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
@@ -73,14 +73,11 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
     found = {type(module).__name__ for module in model.modules()}
     for name in names:
         if name not in found:
-            guess = did_you_mean(name, sorted(found))
             raise UsageError(
                 f"wrap is {','.join(names)!r}, but {type(model).__name__} contains no module of"
-                f" class {name!r}",
+                f" class {name!r}{suggestion(name, sorted(found))}",
                 where="the setting wrap",
-                fix=f"did you mean {guess!r}?"
-                if guess
-                else "use a class name that print(model) shows, or set wrap to auto",
+                fix="use a class name that print(model) shows, or set wrap to auto",
                 code=Code.BAD_ARGUMENT,
             )
     return {

@@ -187,4 +187,4 @@ def test_an_inner_unit_that_shares_a_parameter_with_its_outer_one_belongs_to_tha
 def test_a_class_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         units_of(Model(), "Blok")
-    assert "'Block'" in refused.value.problems[0].fix
+    assert "'Block'" in refused.value.problems[0].what
