@@ -81,9 +81,8 @@ class Preparer:
                 if self.training.find(obj) is None:
                     is_moved = self.device_placement if place is None else place
                     make(obj, self.training.world.device if is_moved else None)
-        found = [self.training.find(obj) for obj in args]
-        self._note_unshared([obj for obj, arg in zip(args, found, strict=True) if arg is None])
-        results = [obj if arg is None else arg for obj, arg in zip(args, found, strict=True)]
+        self._note_unshared(obj for obj in args if self.training.find(obj) is None)
+        results = [obj if (arg := self.training.find(obj)) is None else arg for obj in args]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _require_methods(self, models: Sequence[torch.nn.Module]) -> None:
@@ -101,10 +100,8 @@ class Preparer:
     def _note_unshared(self, objects: Iterable[Any]) -> None:
         """Log unprepared objects that look like data, because every rank would read all of it."""
         ranks = self.training.world.ranks
-        for obj in objects:
-            if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
-                continue
-            if not isinstance(obj, (str, torch.Tensor)):
+        for obj in objects if ranks.world_size > 1 and ranks.rank == 0 else ():
+            if hasattr(type(obj), "__iter__") and not isinstance(obj, (str, torch.Tensor)):
                 log_once(
                     f"note: prepare() returned a {type(obj).__name__} unchanged: each of the"
                     f" {ranks.world_size} ranks has a full copy; fix: pass objects to prepare()"
