@@ -121,11 +121,12 @@ class DataLoaderShard(TrainingLoader):
                 state, following = self._position(), next(items, None)  # one batch ahead
                 if following is None:
                     self.end_of_dataloader = True
-                    global_batch, state = self._last(global_batch), self._position()
+                    global_batch = self._last(global_batch)._replace(is_last=True)
+                    state = self._position()
                 self._state, given = state, given + 1
                 if given > self.skip_batches:
                     progress.begin_forward(samples_in(batch))
-                    loop.begin_batch(global_batch, is_last=self.end_of_dataloader)
+                    loop.begin_batch(global_batch)
                     yield batch
                     progress.clock.enter(DATA)
             self.iteration += given > 0

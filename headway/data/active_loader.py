@@ -26,7 +26,7 @@ class GlobalBatch(NamedTuple):
     full: int = 0  # in a full batch on the same number of ranks
     rank_sizes: tuple[int, ...] = ()  # per rank with samples; empty if all are equal
     repeated: int = 0  # at the end of this rank's samples, if it reads its own data
-    is_last: bool = False  # if the source knows it; see `BatchSource.reads_ahead`
+    is_last: bool = False
 
     def of_rank(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Return a rank's total and distinct sample counts; repeated samples come last."""
@@ -57,13 +57,13 @@ class LoaderLoop:
         self._counted: LoopSamples | None = LoopSamples(0, 0)  # in these batches; None if unknown
         self.rows: set[int] = set()  # rows per sample in results gathered for full batches
 
-    def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
+    def begin_batch(self, batch: GlobalBatch) -> None:
         """Set the current batch, and mark this loop as the innermost loop."""
         if batch is not self.batch and batch != self.batch:
             self._counted, self._num_counted = self._count(), self.number
             self.batch = batch
         self.number += 1
-        self.is_last, self.ended_loop = is_last, None
+        self.is_last, self.ended_loop = batch.is_last, None
         if not _loops or _loops[-1] is not self:
             self._leave()
             _loops.append(self)

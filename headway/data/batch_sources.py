@@ -54,7 +54,6 @@ class BatchSource:
     """
 
     reads = True  # whether this rank loads samples
-    reads_ahead = True  # whether the last batch is only detected by reading one batch ahead
 
     def __init__(self, loader: Any, division: Division) -> None:
         self.loader = changed(loader) if is_plain(loader) else loader  # the loader to read
@@ -66,7 +65,7 @@ class BatchSource:
 
     def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
         """Start an iteration, and return the batches that this rank reads in each round."""
-        return _rest(self._rounds(self.read(iteration)), iteration)
+        return _ahead(self._rounds(self.read(iteration)), iteration)
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
         num_ranks, full = self._division.num_ranks, batch_size_of(self.loader)
@@ -99,18 +98,26 @@ class BatchSource:
         return owner.draws.each(items, start.epoch, given // num_batches)
 
 
-def _rest(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
-    """Reread and drop the first rounds; if the start position has a checksum, compute theirs."""
+def _ahead(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
+    """Yield the rounds, one ahead to detect the last; reread and drop those before the start.
+
+    If the start position has a checksum, compute that of the dropped rounds.
+    """
+    stream = iteration.owner.stream
     for parts, _ in islice(rounds, iteration.reread // iteration.owner.per_round):
         if iteration.start.checksum:
             iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
-    yield from rounds
+    following = next(rounds, None)
+    while following is not None:
+        parts, batch = following
+        if stream is not None:
+            iteration.stream = copy.deepcopy(stream.state_dict())
+        following = next(rounds, None)
+        yield parts, batch if following is not None else batch._replace(is_last=True)
 
 
 class MapSource(BatchSource):
     """Reads a map-style dataset. All ranks draw the same indices, and each loads its own part."""
-
-    reads_ahead = False
 
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
@@ -262,7 +269,7 @@ class StreamSource(BatchSource):
         super().__init__(changed(loader, dataset=self._stream, **single), division)
 
     def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
-        return _rest(self._compared(self.read(iteration, self._division.num_ranks)), iteration)
+        return _ahead(self._compared(self.read(iteration, self._division.num_ranks)), iteration)
 
     def _compared(self, rounds: Iterator[_Read]) -> Iterator[Parts]:
         """Yield rounds after checking that all ranks have read the same samples."""
@@ -324,7 +331,6 @@ class PreshardedSource(BatchSource):
         own = Division()
         self._source = BatchSource(loader, own) if order is None else MapSource(loader, order, own)
         self.loader = self._source.loader
-        self.reads_ahead = self._source.reads_ahead
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
         self._sampler, self._is_compared = distributed_sampler_of(loader), False
@@ -395,7 +401,9 @@ class PreshardedSource(BatchSource):
         """Return the epoch's first batch, for a run that resumes at the end of this rank's data."""
         again = copy.copy(iteration)
         again.start = iteration.start._replace(taken=0)
-        return next(self._source.begin(again), (NoBatch, None))[0]
+        if isinstance(self._source, MapSource):
+            return next(self._source.begin(again), (NoBatch, None))[0]
+        return next(self._source.read(again), NoBatch)  # does not read a batch ahead
 
 
 class DispatchedSource(BatchSource):
@@ -403,8 +411,7 @@ class DispatchedSource(BatchSource):
 
     def __init__(self, source: BatchSource, rank: int, num_ranks: int) -> None:
         self._source, self.loader = source, source.loader
-        self.reads, self.reads_ahead = rank == 0, source.reads_ahead
-        self._num_ranks = num_ranks
+        self.reads, self._num_ranks = rank == 0, num_ranks
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
         return self._received(self._source.rounds(iteration) if self.reads else iter(()))

@@ -185,22 +185,12 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         try:
             requests[epochs] = current
             state["end_of_dataloader"] = False
-            items, reads_ahead = self._begin_reading(current), self._batch_source.reads_ahead
+            items = self._begin_reading(current)
             if progress.is_watched:
                 progress.clock.enter(DATA)
                 workers = getattr(self, "num_workers", None)  # not every loader is a DataLoader
                 progress.clock.num_workers = workers if isinstance(workers, int) else None
-            following = next(items, None)
-            while following is not None:
-                batch, global_batch = following
-                is_last = global_batch.is_last
-                if reads_ahead:
-                    if progress.is_watched:
-                        progress.clock.enter(DATA)
-                    if stream is not None:
-                        current.stream = copy.deepcopy(stream.state_dict())
-                    following = next(items, None)  # one batch ahead
-                    is_last = following is None
+            for batch, global_batch in items:
                 if progress.is_watched:
                     known = global_batch.samples // num_ranks
                     progress.begin_forward(known or samples_in(batch))
@@ -209,10 +199,10 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 current.rounds += 1
                 current.samples += global_batch.samples
                 current.seen = progress.num_trained
-                if is_last:
+                if global_batch.is_last:
                     state["end_of_dataloader"] = current.is_complete = True
                 if batch is not NoBatch:
-                    loop.begin_batch(global_batch, is_last=is_last)
+                    loop.begin_batch(global_batch)
                     if device is not None and not is_on(batch, device):
                         batch = send_to_device(batch, device, non_blocking=self._overlaps)
                     yield batch
@@ -221,10 +211,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                     if run.saved_after is not None:
                         run.check_save()
                     requests[epochs] = current
-                if not reads_ahead:
-                    if progress.is_watched:
-                        progress.clock.enter(DATA)
-                    following = next(items, None)
+                if progress.is_watched:
+                    progress.clock.enter(DATA)
             current.is_exhausted = True
         finally:
             if progress.is_watched:

@@ -23,7 +23,7 @@ def due(counts: Accumulation, *parts: int, models: tuple[Any, ...] = (ONE,)) -> 
     loop, seen = LoaderLoop(object()), []
     try:
         for number, of_batch in enumerate(parts, start=1):
-            loop.begin_batch(GlobalBatch(1, 1, 1), is_last=number == len(parts))
+            loop.begin_batch(GlobalBatch(1, 1, 1, is_last=number == len(parts)))
             marks = ""
             for _ in range(of_batch):
                 counts.begin_micro_batch(models, lambda: [ONE, TWO])
@@ -66,7 +66,7 @@ def test_without_the_end_of_loaders_all_parts_count_on() -> None:
 def test_each_set_of_models_has_a_count_of_its_own() -> None:
     counts, loop, seen = accumulation(2), LoaderLoop(object()), []
     for number in range(3):
-        loop.begin_batch(GlobalBatch(1, 1, 1), is_last=number == 2)
+        loop.begin_batch(GlobalBatch(1, 1, 1, is_last=number == 2))
         for models in ((ONE,), (TWO,), (TWO, ONE), (ONE, TWO), ()):
             counts.begin_micro_batch(models, lambda: [ONE, TWO])
             seen.append((models, counts.sync_gradients))

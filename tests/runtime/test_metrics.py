@@ -35,9 +35,9 @@ def test_repeated_samples_lose_their_results(
     of_full: list[int], of_short: list[int], left: list[int]
 ) -> None:
     loop = LoaderLoop()
-    loop.begin_batch(FULL, is_last=False)
+    loop.begin_batch(FULL)
     assert kept(loop, *of_full) == of_full
-    loop.begin_batch(SHORT, is_last=True)
+    loop.begin_batch(SHORT)
     assert kept(loop, *of_short) == left
     loop.end()
 
@@ -47,32 +47,32 @@ def test_as_many_results_as_a_full_batch_has_are_refused_if_they_may_be_several_
     of_full: list[int],
 ) -> None:
     loop = LoaderLoop()
-    loop.begin_batch(FULL, is_last=False)
+    loop.begin_batch(FULL)
     assert kept(loop, *of_full) == of_full
-    loop.begin_batch(SHORT, is_last=True)
+    loop.begin_batch(SHORT)
     for results in (torch.tensor(0.5).repeat(8), torch.arange(8)):
         with pytest.raises(UsageError, match=r"8 results(.|\n)*pass one(.|\n)*reshape\(2, 4, "):
             gather_for_metrics(results)
         assert len(gather_for_metrics(results, strict=False)) == 1
     assert len(gather_for_metrics(torch.arange(8).reshape(2, 4))) == 1
-    loop.begin_batch(GlobalBatch(3, 3, 8), is_last=True)  # of which eight are no multiple
+    loop.begin_batch(GlobalBatch(3, 3, 8))  # of which eight are no multiple
     assert gather_for_metrics(torch.arange(8)).tolist() == [0, 1, 2]
     loop.end()
 
 
 def passed(*batches: GlobalBatch) -> None:
     loop = LoaderLoop(object())
-    for number, batch in enumerate(batches, start=1):
-        loop.begin_batch(batch, is_last=number == len(batches))
+    for batch in batches:
+        loop.begin_batch(batch)
     loop.end()
 
 
 def test_results_of_a_whole_pass_lose_the_repeats_at_its_end() -> None:
     outer = LoaderLoop(object())
-    outer.begin_batch(GlobalBatch(7, 7, 7), is_last=False)
+    outer.begin_batch(GlobalBatch(7, 7, 7))
     passed(FULL, FULL, SHORT)
     assert kept(outer, 18, 7) == [17, 7]
-    outer.begin_batch(GlobalBatch(9, 9, 9), is_last=True)
+    outer.begin_batch(GlobalBatch(9, 9, 9))
     assert kept(outer, 18) == [18]  # two for each sample: the other pass was in an earlier batch
     passed(SHORT, GlobalBatch(7, 7, 7))  # its repeats are not at its end
     assert kept(outer, 9) == [9]
@@ -90,7 +90,7 @@ def test_results_of_a_whole_pass_lose_the_repeats_at_its_end() -> None:
 @pytest.mark.parametrize("results", [torch.ones(3), ["a"], {"loss": 0.5}, "text", ([1], "a")])
 def test_results_that_are_not_for_samples_are_refused(results: Any) -> None:
     loop = LoaderLoop()
-    loop.begin_batch(FULL, is_last=False)
+    loop.begin_batch(FULL)
     with pytest.raises(UsageError, match=r"has 8 samples(.|\n)*gather\(...\).*gather_obj"):
         gather_for_metrics(results)
     loop.end()
@@ -98,7 +98,7 @@ def test_results_that_are_not_for_samples_are_refused(results: Any) -> None:
 
 def test_scalars_none_and_collated_tuples_of_text_are_gathered() -> None:
     loop = LoaderLoop()
-    loop.begin_batch(SHORT, is_last=True)
+    loop.begin_batch(SHORT)
     found = gather_for_metrics({"loss": torch.tensor(1.0), "no": None, "text": ("a", "b")})
     assert found == {"loss": torch.ones(1), "no": None, "text": ["a"]}
     loop.end()
