@@ -1,15 +1,15 @@
-"""Sources that read a rank's part of each global batch, or receive it from rank 0."""
+"""Divides global batches among the ranks; sources read a rank's part, or receive it from rank 0."""
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import chain, count, cycle, islice
+from functools import lru_cache, partial
+from itertools import accumulate, chain, count, cycle, islice
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
-from headway.data.division import Division, ShardedBatch, samples_in
 from headway.data.epochs import LoaderIteration
 from headway.data.generators import preserve_generators
 from headway.data.order import Draws, SampleOrder
@@ -29,9 +28,9 @@ from headway.data.script_loaders import (
     len_of,
     num_repeats,
 )
-from headway.data.seeds import SeededIndices
+from headway.data.seeds import SeededIndices, identity
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
-from headway.distributed.nested import checksum_of, for_each_tensor
+from headway.distributed.nested import checksum_of, for_each_tensor, leaves
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
 from headway.ipc.stderr import log_once, named
@@ -40,6 +39,74 @@ Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
 Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
 _Read = tuple[list[Any], GlobalBatch, int]  # and a checksum of the samples that all ranks read
 LOOP = "a loop over a prepared DataLoader"
+
+
+class ShardedBatch(NamedTuple):
+    """The samples (or indices) of a global batch, and each rank's slice of them."""
+
+    samples: list[Any]
+    slices: tuple[slice, ...]  # trailing ranks without samples have no slice
+    batch: GlobalBatch
+
+
+class Division(NamedTuple):
+    """Divides global batches among the ranks, and selects the parts that this rank reads."""
+
+    num_ranks: int = 1
+    rank: int = 0
+    even: bool = True  # see `DataLoaderConfiguration.even_batches`
+    reads_all: bool = False  # this rank reads the parts of all ranks
+    is_presharded: bool = False  # each rank reads its own data
+
+    @property
+    def own(self) -> slice:
+        """Selects the parts that this rank reads; there may be none."""
+        return slice(None) if self.reads_all else slice(self.rank, self.rank + 1)
+
+    def num_rounds(self, items: int, per_round: int, drop_last: bool) -> int:
+        """Return the number of rounds in which this rank gets a part of `items` items."""
+        whole, rest = divmod(items, per_round)
+        if drop_last or not rest:
+            return whole
+        first = 0 if self.even else self.rank * -(-per_round // self.num_ranks)
+        return whole + (first < rest)
+
+    def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
+        """Divide a round of batches with `size` samples each; 0 means that the sizes vary."""
+        samples = list(chain.from_iterable(batches))
+        if self.even and (size or len(batches) < self.num_ranks):
+            return self.of_samples(samples, size * self.num_ranks)
+        sizes = tuple(map(len, batches))
+        return ShardedBatch(samples, *_cut(sizes, self.num_ranks, len(samples), size * len(sizes)))
+
+    def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
+        """Divide a round of samples; a full round has `full` samples."""
+        slices, batch = _divided(len(samples), self.num_ranks, full, self.even)
+        if batch.padded > batch.samples:  # repeat the first samples
+            samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
+        return ShardedBatch(samples, slices, batch)
+
+
+@lru_cache(maxsize=64)  # nearly all rounds have the same size
+def _divided(
+    samples: int, num_ranks: int, full: int, even: bool
+) -> tuple[tuple[slice, ...], GlobalBatch]:
+    """Divide evenly, or assign each rank in turn its part of a full round while samples remain."""
+    if even:
+        return _cut((-(-samples // num_ranks),) * num_ranks, num_ranks, samples, full)
+    size = -(-full // num_ranks)
+    sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
+    return _cut(sizes, num_ranks, samples, size * len(sizes))
+
+
+def _cut(
+    sizes: tuple[int, ...], num_ranks: int, samples: int, full: int
+) -> tuple[tuple[slice, ...], GlobalBatch]:
+    """Return slices of these sizes, and their global batch with `samples` distinct samples."""
+    ends = accumulate(sizes)
+    slices = tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
+    is_even = len(sizes) == num_ranks and len({*sizes}) == 1
+    return slices, GlobalBatch(samples, sum(sizes), full, () if is_even else sizes)
 
 
 class NoBatch:
@@ -264,9 +331,8 @@ class StreamSource(BatchSource):
     def __init__(self, loader: Any, division: Division) -> None:
         self._stream = StreamRounds(loader, division)
         single: dict[str, Any] = {"batch_size": None, "batch_sampler": None, "drop_last": False}
-        collate = partial(_collate_parts, loader.collate_fn, loader.batch_size is None)
-        single["collate_fn"] = collate
-        super().__init__(changed(loader, dataset=self._stream, **single), division)
+        single |= {"dataset": self._stream, "collate_fn": identity}
+        super().__init__(changed(loader, **single), division)
 
     def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
         return _ahead(self._compared(self.read(iteration, self._division.num_ranks)), iteration)
@@ -287,12 +353,13 @@ class StreamSource(BatchSource):
 
 
 class StreamRounds(IterableDataset[_Read]):
-    """Yields the rounds of a stream, each with the parts that this rank collates."""
+    """Yields the rounds of a stream, each with the collated parts that this rank reads."""
 
     # no __len__: torch would warn because workers yield more, each with its own last batch
     def __init__(self, loader: DataLoader[Any], division: Division) -> None:
         self._division = division
         self.stream: Any = loader.dataset
+        self._collate, self._is_single = loader.collate_fn, loader.batch_size is None
         self.full = (loader.batch_size or 1) * division.num_ranks
         self.drop_last = bool(loader.drop_last)
 
@@ -301,16 +368,12 @@ class StreamRounds(IterableDataset[_Read]):
         while read := list(islice(stream, self.full)):
             if self.drop_last and len(read) < self.full:
                 return
-            samples, slices, batch = self._division.of_samples(read, self.full)
-            parts: list[Any] = [samples[part] for part in slices[self._division.own]]
-            yield parts or [NoBatch], batch, checksum_of(read[:num_marked])
+            number = checksum_of(read[:num_marked])
             num_marked = 1  # only the first sample of later rounds
-
-
-def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) -> _Read:
-    parts, batch, number = read
-    ready = [part if part is NoBatch else collate(part[0] if is_single else part) for part in parts]
-    return ready, batch, number
+            samples, slices, batch = self._division.of_samples(read, self.full)
+            own = [samples[part] for part in slices[self._division.own]]
+            parts = [self._collate(part[0] if self._is_single else part) for part in own]
+            yield parts or [NoBatch], batch, number
 
 
 _REPEATED = (
@@ -327,12 +390,9 @@ class PreshardedSource(BatchSource):
     repeats its first batch until all ranks have finished.
     """
 
-    def __init__(self, loader: Any, order: SampleOrder | None, num_ranks: int) -> None:
-        own = Division()
-        self._source = BatchSource(loader, own) if order is None else MapSource(loader, order, own)
-        self.loader = self._source.loader
-        self._full = batch_size_of(loader) * num_ranks
-        self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
+    def __init__(self, source: BatchSource, loader: Any, num_ranks: int) -> None:
+        self._source, self.loader, self._num_ranks = source, source.loader, num_ranks
+        self._full, self._repeats = batch_size_of(loader) * num_ranks, num_repeats(loader)
         self._sampler, self._is_compared = distributed_sampler_of(loader), False
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
@@ -437,6 +497,12 @@ class DispatchedSource(BatchSource):
         return len(self._source)
 
 
+def samples_in(batch: Any) -> int:
+    """Return the length of the first non-empty tensor in `batch`; 0 if there is none."""
+    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
+    return next((len(tensor) for tensor in tensors if len(tensor)), 0)
+
+
 def size_of(batch: Any) -> int:
     """Return the number of samples in a batch; 1 if it has no tensors."""
     if batch is NoBatch:
@@ -475,11 +541,11 @@ def _differing(**facts: object) -> str | None:
 
 def batch_source_for(loader: Any, draws: Draws, division: Division) -> BatchSource:
     """Return the batch source of `loader`, a DataLoader or any iterable of batches."""
-    num_ranks, order = division.num_ranks, draws if isinstance(draws, SampleOrder) else None
+    num_ranks = division.num_ranks
     if division.is_presharded:
-        return PreshardedSource(loader, order, num_ranks)
-    if order is not None:
-        source: BatchSource = MapSource(loader, order, division)
+        return PreshardedSource(batch_source_for(loader, draws, Division()), loader, num_ranks)
+    if isinstance(draws, SampleOrder):
+        source: BatchSource = MapSource(loader, draws, division)
     else:
         kind = StreamSource if num_ranks > 1 and is_plain(loader) else BatchSource
         source = kind(loader, division)

@@ -16,14 +16,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headway.data.active_loader import LoaderLoop, TrainingLoader
-from headway.data.batch_sources import LOOP, Item, NoBatch, batch_source_for
+from headway.data.batch_sources import LOOP, Division, Item, NoBatch, batch_source_for, samples_in
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
     check_shardable,
     with_batches_of_ranks,
 )
-from headway.data.division import Division, samples_in
 from headway.data.epochs import Epochs, LoaderIteration, StartPosition
 from headway.data.generators import Generators, mixed
 from headway.data.loader_set import LoaderSet

@@ -44,7 +44,7 @@ class SampleSeeds:
         if isinstance(loader.dataset, IterableDataset):
             return changed(loader, dataset=SeededStream(loader.dataset, self))
         samples = SeededSamples(loader.dataset, loader.collate_fn)
-        return changed(loader, dataset=samples, collate_fn=_identity)
+        return changed(loader, dataset=samples, collate_fn=identity)
 
     def begin_epoch(self, epoch: int, first_item: int) -> None:
         """Set the epoch and the first item of the next iteration."""
@@ -119,7 +119,7 @@ class SeededSamples(_DatasetProxy, Dataset[Any]):
         return self._collate(samples[0] if drawn.is_single else samples)
 
 
-def _identity(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     return batch
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
-from headway.data.division import samples_in
+from headway.data.batch_sources import samples_in
 from headway.data.loader import PreparedDataLoader
 from headway.distributed.nested import for_each_tensor
 
