@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -23,12 +22,7 @@ _MT19937_BYTES = 4 * (624 + 1)
 
 
 class Generators:
-    """The global random generators, and the generators that are attributes of `owners`.
-
-    Saving and restoring numpy's global generator takes 70 us, or 1 us as raw bytes, which omit the
-    generator's cached Gaussian value. Raw bytes are used if the previous `seeded` block did not
-    draw from this generator.
-    """
+    """The global random generators, and the generators that are attributes of `owners`."""
 
     def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:
         values = chain.from_iterable(
@@ -38,7 +32,6 @@ class Generators:
         found = [*_GLOBAL[2 * only_torch :], *(rng for rng in values if isinstance(rng, kinds))]
         self.all: list[Any] = [*{id(rng): rng for rng in found}.values()]
         self.num_global = len(_GLOBAL[2 * only_torch :])  # the first of `all`
-        self._spare, self._leaves_numpys = np.random.RandomState(0), False
 
     def states(self) -> list[Any]:
         """Return the generators' states, for `restore`."""
@@ -52,20 +45,12 @@ class Generators:
     @contextmanager
     def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
         """Seed each generator from `seed`, its index and `numbers`; restore all of them on exit."""
-        is_brief, seeded = self._leaves_numpys, b""
-        before = [_bytes(rng) if is_brief and rng is _NUMPYS else _state(rng) for rng in self.all]
+        before = self.states()
         for index, rng in enumerate(self.all):
-            number = mixed(mixed(seed, index), *numbers)
-            if rng is _NUMPYS:
-                self._spare.seed(number & 0xFFFFFFFF)
-                seeded = _bytes(self._spare)
-                _set_state(rng, seeded if is_brief else self._spare.get_state())
-            else:
-                _seed(rng, number)
+            _seed(rng, mixed(mixed(seed, index), *numbers))
         try:
             yield
         finally:
-            self._leaves_numpys = seeded == _bytes(_NUMPYS)
             self.restore(before)
 
 
@@ -76,12 +61,7 @@ def _state(rng: Any) -> Any:
 
 
 def _set_state(rng: Any, state: Any) -> None:
-    if isinstance(rng, torch.Generator):
-        is_raw = isinstance(state, bytes)
-        rng.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8) if is_raw else state)
-    elif isinstance(state, bytes):
-        ctypes.memmove(_address(rng), state, len(state))
-    elif isinstance(rng, np.random.RandomState):
+    if isinstance(rng, (torch.Generator, np.random.RandomState)):
         rng.set_state(state)
     elif isinstance(rng, random.Random):
         rng.setstate(state)
@@ -141,11 +121,11 @@ def snapshot() -> list[Any]:
 
 def restore_states(states: list[Any]) -> None:
     """Restore the global generators from a snapshot."""
-    (raw, normal), *others = states
-    position, *words = struct.unpack(f"{len(raw) // 4}I", raw)
+    (pythons, normal), numpys, torchs = states
+    position, *words = memoryview(pythons).cast("I")
     _PYTHONS.setstate((_PYTHONS.VERSION, (*words, position), normal))
-    for rng, state in zip(_GLOBAL[1:], others, strict=True):
-        _set_state(rng, state)
+    ctypes.memmove(_address(_NUMPYS), numpys, len(numpys))
+    torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
 
 
 def _bytes(rng: Any) -> bytes:
