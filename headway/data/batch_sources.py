@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
-from headway.data.epochs import LoaderIteration
-from headway.data.generators import preserve_generators
+from headway.data.generators import SeededIndices, identity, preserve_generators
+from headway.data.loader_set import LoaderIteration
 from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import (
     batch_size_of,
@@ -28,7 +28,6 @@ from headway.data.script_loaders import (
     len_of,
     num_repeats,
 )
-from headway.data.seeds import SeededIndices, identity
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.nested import checksum_of, for_each_tensor, leaves
 from headway.distributed.world import rank_and_size

@@ -23,9 +23,8 @@ from headway.data.configuration import (
     check_shardable,
     with_batches_of_ranks,
 )
-from headway.data.epochs import Epochs, LoaderIteration, StartPosition
-from headway.data.generators import Generators, mixed
-from headway.data.loader_set import LoaderSet
+from headway.data.generators import Generators, SampleSeeds, mixed
+from headway.data.loader_set import Epochs, LoaderIteration, LoaderSet, StartPosition
 from headway.data.order import Draws, SampleOrder, SyncStates
 from headway.data.script_loaders import (
     AttributeProxy,
@@ -40,7 +39,6 @@ from headway.data.script_loaders import (
     source_of,
     split_by_rank,
 )
-from headway.data.seeds import SampleSeeds
 from headway.data.workers import ShieldedWorker, starting_workers, with_shielded_workers
 from headway.devices.table import kind_of
 from headway.distributed.call_barrier import named_call

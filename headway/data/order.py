@@ -13,12 +13,11 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from headway.data.generators import Generators
+from headway.data.generators import Generators, SampleSeeds, SeededIndices, numbered
 from headway.data.script_loaders import source_of
-from headway.data.seeds import SampleSeeds, SeededIndices, numbered
 
 if TYPE_CHECKING:
-    from headway.data.epochs import LoaderIteration
+    from headway.data.loader_set import LoaderIteration
 
 _END = object()
 SyncStates = Callable[[list[Any]], list[Any]]
