@@ -18,8 +18,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, require_multiple
 from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
-from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
-from headway.data.batch_sources import LOOP, samples_in
+from headway.data.active_loader import LOOP, GlobalBatch, LoaderLoop, TrainingLoader, open_loops
+from headway.data.batch_sources import samples_in
 from headway.data.loader import skip_first_batches as skip_first_batches
 from headway.data.script_loaders import SkipBatchSampler, changed, source_of
 from headway.data.workers import starting_workers, with_shielded_workers

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 
 from headway.distributed.world import rank_and_size
 
+LOOP = "a loop over a prepared DataLoader"  # the name of the call in messages
+
 
 class TrainingLoader(DataLoader[Any]):
     """Base class of prepared loaders, all of which have `epoch` and `without_first`."""

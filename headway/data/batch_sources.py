@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.data.active_loader import GlobalBatch
+from headway.data.active_loader import LOOP, GlobalBatch
 from headway.data.generators import SeededIndices, identity, preserve_generators
 from headway.data.loader_set import LoaderIteration
 from headway.data.order import Draws, SampleOrder
@@ -37,7 +37,6 @@ from headway.ipc.stderr import log_once, named
 Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
 Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
 _Read = tuple[list[Any], GlobalBatch, int]  # and a checksum of the samples that all ranks read
-LOOP = "a loop over a prepared DataLoader"
 
 
 class ShardedBatch(NamedTuple):

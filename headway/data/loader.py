@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -15,8 +15,8 @@ from zlib import crc32
 import torch
 from torch.utils.data import IterableDataset
 
-from headway.data.active_loader import LoaderLoop, TrainingLoader
-from headway.data.batch_sources import LOOP, Division, Item, NoBatch, batch_source_for, samples_in
+from headway.data.active_loader import LOOP, LoaderLoop, TrainingLoader
+from headway.data.batch_sources import Division, Item, NoBatch, batch_source_for, samples_in
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
@@ -25,7 +25,7 @@ from headway.data.configuration import (
 )
 from headway.data.generators import Generators, SampleSeeds, mixed
 from headway.data.loader_set import Epochs, LoaderIteration, LoaderSet, StartPosition
-from headway.data.order import Draws, SampleOrder, SyncStates
+from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import (
     AttributeProxy,
     LoaderWithoutFirst,
@@ -45,6 +45,7 @@ from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_range, checked
 from headway.distributed.nested import checksum_of, is_on, send_to_device
+from headway.distributed.rng import RNGType, synchronize_rng_states
 from headway.errors import CheckpointError, Code, UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import DATA, SCRIPT
@@ -96,7 +97,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         config: DataLoaderConfiguration | None = None,
         micro_batch: int | None = None,
         device: torch.device | None = None,
-        before_iteration: Callable[[], None] | None = None,
+        rng_types: Sequence[RNGType] = (),
         seed: int | None = None,
         run: LoaderSet | None = None,
         number: int = 0,
@@ -115,7 +116,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         reads_all = num_ranks > 1 and not is_presharded and bool(is_sent)
         self._division = Division(num_ranks, rank, config.even_batches, reads_all, is_presharded)
         self.data_shards = num_ranks if is_presharded else None  # None: all ranks read all data
-        self._config, self._before_iteration = config, before_iteration
+        self._config, self._rng_types = config, rng_types
         self.run = run or LoaderSet(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
         self._seeds = None if seed is None else SampleSeeds(seed, rank if is_presharded else 0)
@@ -154,10 +155,9 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 [seed] = broadcast_object_list([torch.random.initial_seed()])
         seed = seed if seed is None else mixed(seed, number)
         is_alike = division.num_ranks > 1 and not (division.reads_all or division.is_presharded)
-        sync: SyncStates = _broadcast_states if is_alike else list
         if not self._is_map:
-            return Draws([loader] if self._is_plain else [], sync, only_torch=False, seed=seed)
-        return SampleOrder(loader, sync, seed, self._seeds)
+            return Draws([loader] if self._is_plain else [], is_alike, only_torch=False, seed=seed)
+        return SampleOrder(loader, is_alike, seed, self._seeds)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         caller = sys._getframe(1)
@@ -165,9 +165,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
 
     def _batches(self, line: str) -> Iterator[Any]:
         """Yield the batches of an iteration, which starts when the first batch is requested."""
-        if self._before_iteration is not None:
-            with named_call(LOOP):
-                self._before_iteration()
+        with named_call(LOOP):
+            synchronize_rng_states(self._rng_types)
         epochs, run, state, stream = self.epochs, self.run, vars(self), self.epochs.stream
         if epochs.skip_empty():
             return
@@ -294,7 +293,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     @property
     def epoch(self) -> int:
         """The number of the current epoch; once that epoch is complete, the number of the next."""
-        return self.epochs.number
+        return self.epochs.position.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's position in the data.
@@ -486,12 +485,6 @@ def _wrap_set_epoch(source: Any, epochs: Epochs) -> Any:
         noted = vars(source)["set_epoch"] = _EpochSetter(source)
     noted.loaders.add(epochs)
     return noted.set_epoch
-
-
-def _broadcast_states(states: list[Any]) -> list[Any]:
-    with named_call(LOOP):
-        agreed: list[Any] = broadcast_object_list([*states])
-    return agreed
 
 
 _STREAM_NOTE = (

@@ -154,12 +154,8 @@ class Epochs:
         return next((each for each in reversed(iterations) if each.has_trained or is_any), None)
 
     @property
-    def number(self) -> int:
-        """The number of the current epoch; once that epoch is complete, the number of the next."""
-        return self._position.epoch
-
-    @property
-    def _position(self) -> StartPosition:
+    def position(self) -> StartPosition:
+        """The position in the current epoch; once that epoch is complete, the start of the next."""
         current = self.current
         return self.next_start if current is None else current.position
 
@@ -170,7 +166,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position from which a run resumes."""
-        start = self._position
+        start = self.position
         if self.stream is not None and start.stream is None:
             start = start._replace(stream=self.stream_state)
             if start.stream is None and not is_of_datasets(self.stream):
@@ -370,9 +366,11 @@ class LoaderSet:
         loops = [other for other in self.open if other.owner is owner and other.rounds]
         if loops and self.checkpoint.requests.get(owner) is iteration:  # it peeked in the loop
             self.checkpoint.requests[owner] = loops[-1]
+        # the script has trained, or is in the body of a loop that has trained before
+        is_continuing = self.has_trained or any(each.owner.has_trained for each in self.open)
         if iteration.has_trained or (iteration.rounds and not self.counts_training):
             owner.end(iteration, is_with_others=any(other.is_exhausted for other in self._closed))
-        elif iteration.is_exhausted and not owner.has_trained and self._is_continuing:
+        elif iteration.is_exhausted and not owner.has_trained and is_continuing:
             owner.next_start = iteration.next_epoch
 
     @property
@@ -382,11 +380,6 @@ class LoaderSet:
         Also true where the script continues after a checkpoint that was saved outside of loops.
         """
         return self._continues or self.progress.num_trained != self._resumed_at
-
-    @property
-    def _is_continuing(self) -> bool:
-        """Whether the script has trained, or is in the body of a loop that has trained before."""
-        return self.has_trained or any(each.owner.has_trained for each in self.open)
 
     @contextmanager
     def saving_at_end(self) -> Iterator[None]:

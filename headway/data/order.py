@@ -13,14 +13,16 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from headway.data.active_loader import LOOP
 from headway.data.generators import Generators, SampleSeeds, SeededIndices, numbered
 from headway.data.script_loaders import source_of
+from headway.distributed.call_barrier import named_call
+from headway.distributed.collectives import broadcast_object_list
 
 if TYPE_CHECKING:
     from headway.data.loader_set import LoaderIteration
 
 _END = object()
-SyncStates = Callable[[list[Any]], list[Any]]
 
 
 def _number_of(states: Sequence[Any], generators: Generators) -> int:
@@ -37,17 +39,17 @@ class Draws:
 
     The first iteration draws from the script's generators, set to rank 0's states. These states
     also seed all later draws. Later draws leave the generators unchanged, including those of
-    `owners`. `sync` returns rank 0's states.
+    `owners`. `is_alike` means that all ranks draw the same.
     """
 
     counts_samples = False  # whether batches are consecutive samples of a torch sampler
 
     def __init__(
-        self, owners: Iterable[Any], sync: SyncStates, *, only_torch: bool, seed: int | None
+        self, owners: Iterable[Any], is_alike: bool, *, only_torch: bool, seed: int | None
     ) -> None:
         self.generators = Generators(owners, only_torch=only_torch)
         self.seed = seed
-        self._sync = sync
+        self._is_alike = is_alike
 
     def at_start(self, iteration: LoaderIteration) -> AbstractContextManager[None]:
         """Set the generators to their states at the start of an epoch; restore them on exit."""
@@ -75,9 +77,11 @@ class Draws:
 
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
         """Derive the seed from rank 0's generator states, and return these."""
-        first = self._sync(states)
-        self.seed = _number_of(first, self.generators)
-        return first
+        if self._is_alike:
+            with named_call(LOOP):
+                states = broadcast_object_list([*states])
+        self.seed = _number_of(states, self.generators)
+        return states
 
     def each(self, items: Iterator[Any], epoch: int, number: int) -> Iterator[Any]:
         """Yield items, and seed the generators for each of them."""
@@ -97,14 +101,14 @@ class SampleOrder(Draws):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], sync: SyncStates, seed: int | None, seeds: SampleSeeds | None
+        self, loader: DataLoader[Any], is_alike: bool, seed: int | None, seeds: SampleSeeds | None
     ) -> None:
         self.source: Any = source_of(loader)  # the batch sampler, or the sampler if there is none
         inner = getattr(self.source, "sampler", None)
         samplers = [self.source] if inner is None else [self.source, inner]
         modules = [type(sampler).__module__ for sampler in samplers]
         self.is_torchs = all(module.startswith("torch.utils.data") for module in modules)
-        super().__init__(samplers, sync, only_torch=self.is_torchs, seed=seed)
+        super().__init__(samplers, is_alike, only_torch=self.is_torchs, seed=seed)
         own = (getattr(sampler, "generator", None) for sampler in samplers)
         # with their own generator, torch's samplers also draw later
         self._draws_later = self.is_torchs and any(isinstance(rng, torch.Generator) for rng in own)

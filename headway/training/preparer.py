@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from headway.data.configuration import DataLoaderConfiguration, check_configuration, micro_batch_of
 from headway.data.loader import PreparedDataLoader
 from headway.data.script_loaders import as_plain
-from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
+from headway.distributed.rng import RNGType, agreed_types
 from headway.errors import Code, UsageError
 from headway.ipc.stderr import log_once
 from headway.precision.precision import Bf16
@@ -195,7 +195,7 @@ class Preparer:
                 config=self._data,
                 micro_batch=micro_batch,
                 device=device,
-                before_iteration=partial(synchronize_rng_states, types) if types else None,
+                rng_types=types,
                 seed=self._seed,
                 run=self.training.run,
                 number=len(self.training.loaders),
