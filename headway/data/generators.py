@@ -9,6 +9,7 @@ import ctypes
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from headway.data.script_loaders import AttributeProxy, changed
 
-_BITS = (1 << 64) - 1
 _KINDS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS: Any = random._inst
 _NUMPYS: Any = np.random.mtrand._rand
@@ -36,7 +36,7 @@ class Generators:
         kinds = torch.Generator if only_torch else _KINDS
         found = [*_GLOBAL[2 * only_torch :], *(rng for rng in values if isinstance(rng, kinds))]
         self.all: list[Any] = [*{id(rng): rng for rng in found}.values()]
-        self.num_global = len(_GLOBAL[2 * only_torch :])  # the first of `all`
+        self._num_global = len(_GLOBAL[2 * only_torch :])  # the first of `all`
 
     def states(self) -> list[Any]:
         """Return the generators' states, for `restore`."""
@@ -47,12 +47,16 @@ class Generators:
         for rng, state in zip(self.all, states, strict=False):
             _set_state(rng, state)
 
+    def seed_of(self, states: list[Any]) -> int:
+        """Hash states; those of global generators only if the owners have no generators."""
+        return mixed(*(states[self._num_global :] or states))
+
     @contextmanager
     def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
         """Seed each generator from `seed`, its index and `numbers`; restore all of them on exit."""
         before = self.states()
         for index, rng in enumerate(self.all):
-            _seed(rng, mixed(mixed(seed, index), *numbers))
+            _seed(rng, mixed(seed, index, *numbers))
         try:
             yield
         finally:
@@ -107,15 +111,13 @@ def preserve_generators() -> Iterator[None]:
             _set_state(rng, state)
 
 
-def mixed(*numbers: int) -> int:
-    """Hash a sequence of numbers to 64 bits."""
-    result = 0  # SplitMix64: Steele, Lea and Flood, OOPSLA 2014
-    for number in numbers:
-        result = ((result ^ number) + 0x9E3779B97F4A7C15) & _BITS
-        result = ((result ^ (result >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
-        result = ((result ^ (result >> 27)) * 0x94D049BB133111EB) & _BITS
-        result ^= result >> 31
-    return result
+def mixed(*values: Any) -> int:
+    """Hash numbers and generator states to 64 bits."""
+    hashed = blake2b(digest_size=8)
+    for value in values:
+        is_tensor = isinstance(value, torch.Tensor)
+        hashed.update(value.numpy().tobytes() if is_tensor else f"{value},".encode())
+    return int.from_bytes(hashed.digest(), "big")
 
 
 def snapshot() -> list[Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from hashlib import blake2b
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -23,15 +22,6 @@ if TYPE_CHECKING:
     from headway.data.loader_set import LoaderIteration
 
 _END = object()
-
-
-def _number_of(states: Sequence[Any], generators: Generators) -> int:
-    """Hash states to 64 bits; those of global generators only if the owners have no generators."""
-    number = blake2b(digest_size=8)
-    for state in states[generators.num_global :] or states:
-        is_tensor = isinstance(state, torch.Tensor)
-        number.update(state.numpy().tobytes() if is_tensor else repr(state).encode())
-    return int.from_bytes(number.digest(), "big")
 
 
 class Draws:
@@ -66,7 +56,7 @@ class Draws:
         before = self.generators.states()
         if iteration.is_new:
             iteration.first = self.begin_first(before)
-        is_own = iteration.is_new and self.seed == _number_of(before, self.generators)
+        is_own = iteration.is_new and self.seed == self.generators.seed_of(before)
         if not is_own:
             self.generators.restore(iteration.first or ())
         try:
@@ -75,12 +65,12 @@ class Draws:
             if not is_own:
                 self.generators.restore(before)
 
-    def begin_first(self, states: list[Any]) -> Sequence[Any]:
+    def begin_first(self, states: list[Any]) -> list[Any]:
         """Derive the seed from rank 0's generator states, and return these."""
         if self._is_alike:
             with named_call(LOOP):
                 states = broadcast_object_list([*states])
-        self.seed = _number_of(states, self.generators)
+        self.seed = self.generators.seed_of(states)
         return states
 
     def each(self, items: Iterator[Any], epoch: int, number: int) -> Iterator[Any]:
