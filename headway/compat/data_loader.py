@@ -21,7 +21,7 @@ from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampl
 from headway.data.active_loader import LOOP, GlobalBatch, LoaderLoop, TrainingLoader, open_loops
 from headway.data.batch_sources import samples_in
 from headway.data.loader import skip_first_batches as skip_first_batches
-from headway.data.script_loaders import SkipBatchSampler, changed, source_of
+from headway.data.script_loaders import AttributeProxy, SkipBatchSampler, changed, source_of
 from headway.data.workers import starting_workers, with_shielded_workers
 from headway.devices.table import kind_of
 from headway.distributed import nested
@@ -41,7 +41,7 @@ _COPIED = (  # without in_order: ranks must not reorder batches differently
 )
 
 
-class DataLoaderShard(TrainingLoader):
+class DataLoaderShard(AttributeProxy, TrainingLoader):
     """A DataLoader that moves batches to a device, detects the last batch and counts epochs.
 
     With several ranks, the dataset or batch sampler must already be a shard. An epoch is counted
@@ -62,6 +62,7 @@ class DataLoaderShard(TrainingLoader):
         use_stateful_dataloader: See above.
     """
 
+    _inner = "base_dataloader"
     end_of_dataloader = False
     remainder = -1
 
@@ -91,9 +92,7 @@ class DataLoaderShard(TrainingLoader):
         return _stateful_class() if vars(self).get("use_stateful_dataloader", False) else type(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "base_dataloader":  # copy and pickle read it before __init__ has run
-            raise AttributeError(name)
-        found = getattr(self.base_dataloader, name)
+        found = super().__getattr__(name)
         own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
         return own.get(name, found)
 

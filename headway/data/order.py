@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -41,18 +41,16 @@ class Draws:
         self.seed = seed
         self._is_alike = is_alike
 
-    def at_start(self, iteration: LoaderIteration) -> AbstractContextManager[None]:
-        """Set the generators to their states at the start of an epoch; restore them on exit."""
-        if iteration.is_new or iteration.first is not None:
-            return self._as_first(iteration)
-        return self.generators.seeded(self.seed or 0, iteration.start.epoch, 0)
-
     @contextmanager
-    def _as_first(self, iteration: LoaderIteration) -> Iterator[None]:
-        """Set the generators to their states at the start of the first iteration.
+    def at_start(self, iteration: LoaderIteration) -> Iterator[None]:
+        """Set the generators to their states at the start of an epoch; restore them on exit.
 
-        If that iteration is not resumed, rank 0's generators keep the advanced states afterwards.
+        In a first iteration that is not resumed, rank 0's generators keep the advanced states.
         """
+        if not iteration.is_new and iteration.first is None:
+            with self.generators.seeded(self.seed or 0, iteration.start.epoch, 0):
+                yield
+            return
         before = self.generators.states()
         if iteration.is_new:
             iteration.first = self.begin_first(before)

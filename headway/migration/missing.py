@@ -27,6 +27,11 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_ARGUMENTS = _names("""
+    ddp_handler scaler_handler init_handler autocast_handler profile_handler native_amp
+    dispatch_batches use_seedable_sampler non_blocking use_stateful_dataloader
+""")
+
 FEATURES = (
     Feature(
         "training with DeepSpeed, Megatron-LM, or tensor, context and sequence parallelism",
@@ -109,24 +114,12 @@ FEATURES = (
         "keep the handler in a variable; use accelerator.dataloader_config, and"
         " accelerator.autocast(AutocastKwargs(enabled=False)) to disable autocast",
         (),
-        _names("""
-            ddp_handler scaler_handler init_handler autocast_handler profile_handler native_amp
-            dispatch_batches use_seedable_sampler non_blocking
-            use_stateful_dataloader
-        """),
+        _ARGUMENTS,
     ),
     Feature(
         "checks for rarely used packages or parts of torch",
         "use importlib.util.find_spec('NAME') or torch.distributed.is_available()",
-        (),
-        _names("""
-            is_aim_available is_amdsmi_available is_bitsandbytes_multi_backend_available
-            is_boto3_available is_dvclive_available is_matplotlib_available
-            is_msamp_available is_numpy_available is_pandas_available is_pynvml_available
-            is_pytest_available is_sdaa_available is_swanlab_available is_timm_available
-            is_torch_distributed_available is_torchdata_available is_torchvision_available
-            is_tqdm_available is_triton_available is_weights_only_available is_xccl_available
-        """),
+        ("available",),
     ),
     Feature(
         "internal use in Accelerate",
@@ -143,7 +136,7 @@ FEATURES = (
             is_tensor_information is_torch_xpu_tensor move_to_device pad_input_tensors
             patch_optimizer_step test_launch verify_operation
             CannotPadNestedTensorWarning find_device get_int_from_env get_pretty_name is_namedtuple
-            is_rich_available is_torch_tensor parse_choice_from_env parse_flag_from_env
+            is_torch_tensor parse_choice_from_env parse_flag_from_env
             recursive_getattr recursively_apply str_to_bool synchronize_rng_state
         """),
     ),
@@ -160,15 +153,13 @@ FEATURES = (
     ),
 )
 
-_MEMBERS = _names("""
+_MEMBERS = _ARGUMENTS | _names("""
     ao_recipe_handler context_parallel_rank data_parallel_rank data_parallel_shard_rank
     deepspeed_engine_wrapped deepspeed_plugins deepspeed_ulysses_dl_adapter delayed_fp8_autocast
     fp8_recipe_handler get_deepspeed_plugin has_fp8_handler lomo_backward maybe_context_parallel
     megatron_lm_plugin msamp_recipe_handler parallelism_config pipeline_parallel_rank
     select_deepspeed_plugin should_save_model te_recipe_handler tensor_parallel_rank
-    torch_device_mesh torch_tp_plugin
-    autocast_handler ddp_handler dispatch_batches init_handler native_amp non_blocking
-    profile_handler scaler_handler use_seedable_sampler use_stateful_dataloader verify_device_map
+    torch_device_mesh torch_tp_plugin verify_device_map
 """)
 """Members of Accelerate's Accelerator and state classes that are missing from Headway's."""
 
