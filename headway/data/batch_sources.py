@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, chain, count, cycle, islice
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -153,14 +153,14 @@ class BatchSource:
         is_apart = iteration.depth and getattr(self.loader, "persistent_workers", False)
         return iter(changed(self.loader, persistent_workers=False) if is_apart else self.loader)
 
-    def read(self, iteration: LoaderIteration, num_batches: int = 1) -> Iterator[Any]:
-        """Iterate over the loader; each item contains `num_batches` of the script's batches."""
+    def read(self, iteration: LoaderIteration) -> Iterator[Any]:
+        """Iterate over the loader; seed the generators for each item unless workers read it."""
         items = self.opened(iteration)
         if is_plain(self.loader) and self.loader.num_workers:
             return items
         start, owner = iteration.start, iteration.owner
-        given = (start.taken - iteration.reread) // owner.unit
-        return owner.draws.each(items, start.epoch, given // num_batches)
+        number = (start.taken - iteration.reread) // owner.per_round  # of the first item
+        return owner.draws.each(items, start.epoch, number)
 
 
 def _ahead(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
@@ -286,15 +286,14 @@ class Indices:
             samples = len(one) if is_batched else 1
             batch = usual if samples == size else GlobalBatch(samples, samples, size)
             given.append(batch if following is not None else batch._replace(is_last=True))
-            yield one if to_load is None else to_load(one)
+            yield to_load(one)
 
     def _ahead(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         rounds = self._drawn(iteration)  # lazy: starts with the first request
         to_load, own = self._order.loading(), self._division.own
 
         def part_of(samples: list[Any], part: slice) -> Any:
-            indices = samples[part] if self._is_batched else samples[part][0]
-            return indices if to_load is None else to_load(indices)
+            return to_load(samples[part] if self._is_batched else samples[part][0])
 
         following = next(rounds, None)
         while following is not None:
@@ -308,19 +307,16 @@ class Indices:
                 yield part_of(samples, part)
 
     def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
-        num_ranks = self._division.num_ranks
+        division, num_ranks = self._division, self._division.num_ranks
         drawn = self._order.draw(iteration, num_ranks)
         if self._order.counts_samples:
-            return map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
-        return self._merged(drawn)
-
-    def _merged(self, drawn: Iterator[Any]) -> Iterator[ShardedBatch]:
-        num_ranks = self._division.num_ranks
+            yield from (division.of_samples(each, num_ranks * self._size) for each in drawn)
+            return
         source = drawn if self._is_batched else ([index] for index in drawn)
         while batches := [*islice(source, num_ranks)]:
             if self._drop_last and len(batches) < num_ranks:
                 return
-            yield self._division.of_batches(batches, self._size)
+            yield division.of_batches(batches, self._size)
 
 
 class StreamSource(BatchSource):
@@ -332,13 +328,10 @@ class StreamSource(BatchSource):
         single |= {"dataset": self._stream, "collate_fn": identity}
         super().__init__(changed(loader, **single), division)
 
-    def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
-        return _ahead(self._compared(self.read(iteration, self._division.num_ranks)), iteration)
-
-    def _compared(self, rounds: Iterator[_Read]) -> Iterator[Parts]:
+    def _rounds(self, batches: Iterator[_Read]) -> Iterator[Parts]:
         """Yield rounds after checking that all ranks have read the same samples."""
         is_alone = self._division.reads_all
-        for parts, batch, number in rounds:
+        for parts, batch, number in batches:
             if not is_alone:
                 require_same(lengths=True, samples=number)
             yield parts, batch

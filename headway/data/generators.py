@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from itertools import chain, count
 from typing import Any, NamedTuple
@@ -52,15 +52,21 @@ class Generators:
         return mixed(*(states[self._num_global :] or states))
 
     @contextmanager
-    def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
-        """Seed each generator from `seed`, its index and `numbers`; restore all of them on exit."""
-        before = self.states()
-        for index, rng in enumerate(self.all):
-            _seed(rng, mixed(seed, index, *numbers))
+    def preserved(self) -> Iterator[None]:
+        """Restore all generators on exit."""
+        states = self.states()
         try:
             yield
         finally:
-            self.restore(before)
+            self.restore(states)
+
+    @contextmanager
+    def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
+        """Seed each generator from `seed`, its index and `numbers`; restore all of them on exit."""
+        with self.preserved():
+            for index, rng in enumerate(self.all):
+                _seed(rng, mixed(seed, index, *numbers))
+            yield
 
 
 def _state(rng: Any) -> Any:
@@ -97,18 +103,9 @@ def seed_generators(number: int) -> None:
     np.random.seed(number >> 32)
 
 
-@contextmanager
-def preserve_generators() -> Iterator[None]:
+def preserve_generators() -> AbstractContextManager[None]:
     """Restore the global generators on exit; in a loader worker, do nothing."""
-    if get_worker_info() is not None:
-        yield
-        return
-    states = [*map(_state, _GLOBAL)]
-    try:
-        yield
-    finally:
-        for rng, state in zip(_GLOBAL, states, strict=True):
-            _set_state(rng, state)
+    return nullcontext() if get_worker_info() else Generators((), only_torch=False).preserved()
 
 
 def mixed(*values: Any) -> int:
@@ -189,14 +186,6 @@ class SampleSeeds:
     def key(self) -> int:
         """A hash of the seed, the epoch and the rank."""
         return mixed(self.seed, int(self._epoch), self._rank)
-
-
-def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
-    """Pair indices, or lists of indices, with their positions in the epoch."""
-    numbers = count()
-    if not is_batched:
-        return zip(drawn, numbers, strict=False)
-    return ([*zip(indices, numbers, strict=False)] for indices in drawn)
 
 
 class _DatasetProxy(AttributeProxy):

@@ -195,16 +195,14 @@ class PendingCheckpoint:
     there does not execute again. The last checkpoint of a run that stops is not delayed by a loop.
     """
 
-    def __init__(self, progress: Progress, report: Callable[[str], object]) -> None:
-        self._progress = progress
-        self._report = report  # logs why a resumed run is not exact
+    def __init__(self, run: LoaderSet) -> None:
+        self._run = run
         self.action: Callable[[], object] | None = None  # saves the pending checkpoint, if any
         self.again: Callable[[], object] | None = None  # saves the latest again; None after a step
         # whether the checkpoint is saved at the start of an iteration that may only peek at a
         # batch; a run resumed from there skips the code after the peek
         self.is_before_peek = False
         self.was_before_peek = False  # whether the run was resumed from such a checkpoint
-        self.is_in_epoch = False  # whether the script is in an epoch of `run.epochs`
         self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
         self.lines: set[str] = set()  # script lines that created the leading iterators
         self.has_line_again = False  # whether one of them has led again after another
@@ -223,12 +221,13 @@ class PendingCheckpoint:
         leader, is_due = self._leader, self.action is not None
         self.action = None
         if leader is None or leader.is_over:
-            if self.is_in_epoch:
-                self.action, self._waiting = action, set()
-            return self.is_in_epoch
-        counts = self._trained_at - leader.seen, self._progress.num_trained - self._trained_at
+            if self._run.earlier is None:
+                return False
+            self.action, self._waiting = action, set()
+            return True
+        counts = self._trained_at - leader.seen, self._run.progress.num_trained - self._trained_at
         if not has_requests and leader.rounds < 2 and min(counts) > 1:  # two steps on one batch
-            self._report(_KEPT)
+            self._run.report(_KEPT)
             return False
         self._waiting = {leader, *(self._waiting if is_due else ())}
         self.action = action
@@ -240,11 +239,11 @@ class PendingCheckpoint:
         self.requests.clear()
         if not requesting:
             return
-        before, self._trained_at = self._leader, self._progress.num_trained
+        before, self._trained_at = self._leader, self._run.progress.num_trained
         same = [each for each in requesting if before is not None and each.owner is before.owner]
         self._leader, self._step = (same or requesting)[0], requesting
         if any(each.has_led and each not in same for each in requesting):
-            self._report(_TURNS)
+            self._run.report(_TURNS)
         if self._leader is before or len(requesting) == 1:  # not just a kept iterator
             self._leader.has_led = self._leader.owner.leads = True
             if (line := self._leader.line) != self._last_line:
@@ -272,17 +271,16 @@ class PendingCheckpoint:
         if not is_over or not (owner in owners if owners else owner.has_trained):
             return
         if (action := self.action) is not None:
-            self.is_before_peek = not self.is_in_epoch
+            self.is_before_peek = self._run.earlier is None
             self.save()
             self.is_before_peek, self.again = False, action
         elif self.again is not None:
             if self.was_before_peek:
-                self._report(_LOOKED)
+                self._run.report(_LOOKED)
             self.again()
 
     def end_epoch(self) -> None:
         """Save the checkpoint that is due after the last loop of an epoch of `run.epochs`."""
-        self.is_in_epoch = False
         if not self._waiting:
             self.save()
 
@@ -303,10 +301,10 @@ class LoaderSet:
         self.epoch: int | None = None  # of `count_epochs`, if the script uses it
         self.resumes_within = False  # whether a loader was resumed within its epoch
         self.keeps_batches = False  # whether it has trained on batches that the script kept
-        self.checkpoint = PendingCheckpoint(progress, self.report)
+        self.checkpoint = PendingCheckpoint(self)
         self.saved_after: int | None = None  # training count at `save_state()` within a loop
         self.ends_epoch = False  # whether the checkpoint ends an epoch of `count_epochs`
-        self._earlier: list[LoaderIteration] | None = None  # open when `epoch` began
+        self.earlier: list[LoaderIteration] | None = None  # open when `epoch` began, during it
         self._is_counting = False  # whether the script uses `count_epochs`
         self._counts_epochs = False  # whether the script uses that or `run.epoch`
         self._closed: list[LoaderIteration] = []  # closed since the last training step
@@ -385,7 +383,7 @@ class LoaderSet:
     def saving_at_end(self) -> Iterator[None]:
         """Save in a `save_state()`, which belongs at the end of a loop's or an epoch's body."""
         self.checkpoint.update_leader()
-        is_in_epoch = self.checkpoint.is_in_epoch
+        is_in_epoch = self.earlier is not None
         self.ends_epoch = is_in_epoch and not self.open
         try:
             yield
@@ -402,7 +400,7 @@ class LoaderSet:
     @property
     def is_outermost(self) -> bool:
         """Whether a new iteration would be the outermost in the current epoch of `count_epochs`."""
-        earlier = self._earlier
+        earlier = self.earlier
         return earlier is not None and all(each in earlier for each in self.open)
 
     def attribute(self) -> None:
@@ -466,14 +464,13 @@ class LoaderSet:
         self._is_counting = True
         self.begin_epochs()
         for number in range(self.epoch or 0, total):
-            self.epoch, self._earlier = number, [*self.open]
-            self.checkpoint.is_in_epoch = True
+            self.epoch, self.earlier = number, [*self.open]
             for loader in epochs:
                 loader.num_begun = 0
             yield number
             self.attribute()
             self.check_save()
-            self.epoch, self._earlier = number + 1, None
+            self.epoch, self.earlier = number + 1, None
             for epoch in epochs:
                 epoch.over = []
             for open_ in self.open:

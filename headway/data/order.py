@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from headway.data.active_loader import LOOP
-from headway.data.generators import Generators, SampleSeeds, SeededIndices, numbered
+from headway.data.generators import Generators, SampleSeeds, SeededIndices, identity
 from headway.data.script_loaders import source_of
 from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
@@ -111,24 +111,27 @@ class SampleOrder(Draws):
 
         For custom samplers, the running checksum of the batches is appended to `iteration.sums`.
         """
-        taken, seeds, source = iteration.start.taken, self._samples, self.source
+        taken, source = iteration.start.taken, self.source
+        numbers = None if self._samples is None else count()  # of the samples in the epoch
         if self.counts_samples and (taken or num_batches > 1):
             samples = self._drawn(source.sampler, iteration)
-            if seeds is not None:
-                samples = numbered(samples, is_batched=False)
+            if numbers is not None:
+                samples = zip(samples, numbers, strict=False)
             rest: Any = islice(samples, taken, None)
             return iter(BatchSampler(rest, num_batches * source.batch_size, source.drop_last))
         batches = self._drawn(source, iteration)
         if not self.is_torchs:
             batches = _summed(batches, iteration.sums)
-        if seeds is not None:
-            batches = numbered(batches, is_batched=self.yields_lists)
+        if numbers is not None and self.yields_lists:
+            batches = ([*zip(indices, numbers, strict=False)] for indices in batches)
+        elif numbers is not None:
+            batches = zip(batches, numbers, strict=False)
         return islice(batches, taken // iteration.owner.unit, None)
 
-    def loading(self) -> Callable[[Any], Any] | None:
-        """Return a function that adds seeds to indices, or None if there are no seeds."""
+    def loading(self) -> Callable[[Any], Any]:
+        """Return a function that adds seeds to indices, if there are any."""
         if self._samples is None:
-            return None
+            return identity
         key = self._samples.key
         if self.is_batched:
             return lambda drawn: SeededIndices(drawn, key)
