@@ -21,15 +21,15 @@ from headway.migration.mapping import COMPAT, ORIGINAL, headway_path, is_module,
 from headway.migration.missing import feature_of_name, placeholder_class, raise_missing
 
 _NAMES = """
-big_modeling checkpointing commands hooks inference launchers local_sgd logging memory_utils
-optimizer parallelism_config scheduler state test_utils tracking
+accelerator big_modeling checkpointing commands data_loader hooks inference launchers local_sgd
+logging memory_utils optimizer parallelism_config scheduler state test_utils tracking utils
 utils.ao utils.bnb utils.constants utils.dataclasses utils.deepspeed utils.environment
-utils.imports utils.launch utils.megatron_lm utils.memory utils.modeling
+utils.fsdp_utils utils.imports utils.launch utils.megatron_lm utils.memory utils.modeling
 utils.offload utils.operations utils.other utils.random utils.rich utils.torch_xla utils.tqdm
 utils.transformer_engine utils.versions
 """
 MODULES = frozenset(_NAMES.split())
-"""Accelerate's modules without a file in this package; all of their names are forwarded."""
+"""Accelerate's modules. Those without a file in this package forward all of their names."""
 
 
 class Finder(MetaPathFinder, Loader):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pkgutil import iter_modules
 
 COMPAT = "headway.compat"
 NATIVE = "headway"
@@ -68,9 +67,8 @@ def names_in(module: str) -> list[str]:
 
 def import_source(name: str) -> str | None:
     """Return the Headway module from which to import a name of any Accelerate module."""
-    files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
-    others = (name for name in import_module(f"{COMPAT}.forwarding").MODULES if "." not in name)
-    for module in ("", *sorted({*files, *others})):
+    modules = import_module(f"{COMPAT}.forwarding").MODULES
+    for module in ("", *sorted(name for name in modules if "." not in name)):
         home = headway_path(module, name)
         if home is not None:
             source = home.rpartition(".")[0]
