@@ -71,32 +71,17 @@ class Division(NamedTuple):
 
     def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
         """Divide a round of batches with `size` samples each; 0 means that the sizes vary."""
-        samples = list(chain.from_iterable(batches))
-        if self.even and (size or len(batches) < self.num_ranks):
-            return self.of_samples(samples, size * self.num_ranks)
-        sizes = tuple(map(len, batches))
-        return ShardedBatch(samples, *_cut(sizes, self.num_ranks, len(samples), size * len(sizes)))
-
-    def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
-        """Divide a round of samples; a full round has `full` samples."""
-        slices, batch = _divided(len(samples), self.num_ranks, full, self.even)
+        num_ranks, samples = self.num_ranks, list(chain.from_iterable(batches))
+        sizes, full = tuple(map(len, batches)), size * len(batches)
+        if self.even and (size or len(batches) < num_ranks):
+            sizes, full = (-(-len(samples) // num_ranks),) * num_ranks, size * num_ranks
+        slices, batch = _cut(sizes, num_ranks, len(samples), full)
         if batch.padded > batch.samples:  # repeat the first samples
-            samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
+            samples += list(islice(cycle(samples), batch.padded - batch.samples))
         return ShardedBatch(samples, slices, batch)
 
 
 @lru_cache(maxsize=64)  # nearly all rounds have the same size
-def _divided(
-    samples: int, num_ranks: int, full: int, even: bool
-) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Divide evenly, or assign each rank in turn its part of a full round while samples remain."""
-    if even:
-        return _cut((-(-samples // num_ranks),) * num_ranks, num_ranks, samples, full)
-    size = -(-full // num_ranks)
-    sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
-    return _cut(sizes, num_ranks, samples, size * len(sizes))
-
-
 def _cut(
     sizes: tuple[int, ...], num_ranks: int, samples: int, full: int
 ) -> tuple[tuple[slice, ...], GlobalBatch]:
@@ -265,7 +250,7 @@ class Indices:
         self._is_batched = order.yields_lists
         size = getattr(order.source, "batch_size", None) if self._is_batched else 1
         self._size = size if isinstance(size, int) else 0
-        self._drop_last = bool(getattr(order.source, "drop_last", False)) and not self._is_alone
+        self._drop_last = bool(getattr(order.source, "drop_last", False))
 
     def __len__(self) -> int:
         division, batches = self._division, len(self._order.source)
@@ -307,16 +292,13 @@ class Indices:
                 yield part_of(samples, part)
 
     def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
-        division, num_ranks = self._division, self._division.num_ranks
-        drawn = self._order.draw(iteration, num_ranks)
-        if self._order.counts_samples:
-            yield from (division.of_samples(each, num_ranks * self._size) for each in drawn)
-            return
-        source = drawn if self._is_batched else ([index] for index in drawn)
-        while batches := [*islice(source, num_ranks)]:
+        num_ranks, drawn = self._division.num_ranks, self._order.draw(iteration)
+        if not self._is_batched:
+            drawn = ([index] for index in drawn)
+        while batches := [*islice(drawn, num_ranks)]:
             if self._drop_last and len(batches) < num_ranks:
                 return
-            yield division.of_batches(batches, self._size)
+            yield self._division.of_batches(batches, self._size)
 
 
 class StreamSource(BatchSource):
@@ -351,7 +333,8 @@ class StreamRounds(IterableDataset[_Read]):
         self._division = division
         self.stream: Any = loader.dataset
         self._collate, self._is_single = loader.collate_fn, loader.batch_size is None
-        self.full = (loader.batch_size or 1) * division.num_ranks
+        self._size = loader.batch_size or 1
+        self.full = self._size * division.num_ranks
         self.drop_last = bool(loader.drop_last)
 
     def __iter__(self) -> Iterator[_Read]:
@@ -361,7 +344,8 @@ class StreamRounds(IterableDataset[_Read]):
                 return
             number = checksum_of(read[:num_marked])
             num_marked = 1  # only the first sample of later rounds
-            samples, slices, batch = self._division.of_samples(read, self.full)
+            batches = [read[at : at + self._size] for at in range(0, len(read), self._size)]
+            samples, slices, batch = self._division.of_batches(batches, self._size)
             own = [samples[part] for part in slices[self._division.own]]
             parts = [self._collate(part[0] if self._is_single else part) for part in own]
             yield parts or [NoBatch], batch, number

@@ -106,19 +106,16 @@ class SampleOrder(Draws):
         self.counts_samples = self.is_torchs and type(self.source) is BatchSampler
         self._samples = seeds
 
-    def draw(self, iteration: LoaderIteration, num_batches: int = 1) -> Iterator[Any]:
-        """Return the remaining batches; if samples are counted, merge groups of `num_batches`.
-
-        For custom samplers, the running checksum of the batches is appended to `iteration.sums`.
-        """
+    def draw(self, iteration: LoaderIteration) -> Iterator[Any]:
+        """Return the remaining batches; those of custom samplers add to `iteration.sums`."""
         taken, source = iteration.start.taken, self.source
         numbers = None if self._samples is None else count()  # of the samples in the epoch
-        if self.counts_samples and (taken or num_batches > 1):
+        if self.counts_samples and taken:  # the batch size may have changed
             samples = self._drawn(source.sampler, iteration)
             if numbers is not None:
                 samples = zip(samples, numbers, strict=False)
             rest: Any = islice(samples, taken, None)
-            return iter(BatchSampler(rest, num_batches * source.batch_size, source.drop_last))
+            return iter(BatchSampler(rest, source.batch_size, source.drop_last))
         batches = self._drawn(source, iteration)
         if not self.is_torchs:
             batches = _summed(batches, iteration.sums)
