@@ -30,9 +30,8 @@ from headway.data.script_loaders import (
 )
 from headway.distributed.call_barrier import call_barrier, has_real_ranks
 from headway.distributed.nested import checksum_of, for_each_tensor, leaves
-from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
-from headway.ipc.stderr import log_once, named
+from headway.ipc.stderr import named
 
 Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
 Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
@@ -417,9 +416,9 @@ class PreshardedSource(BatchSource):
             if not any(have_batches):
                 return
             num_repeated += not all(have_batches)
-            if num_repeated == 2 and rank_and_size()[0] == 0:
+            if num_repeated == 2:
                 short = named([rank for rank, has in enumerate(have_batches) if not has])
-                log_once(_REPEATED.format(short))
+                iteration.owner.run.report(_REPEATED.format(short))
             if first is NoBatch and not taken:
                 first = batch
             if batch is NoBatch:

@@ -85,7 +85,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         end_of_dataloader: whether the latest iteration has reached its last batch.
     """
 
-    end_of_dataloader: bool
+    end_of_dataloader = False
     _skipped = 0  # batches of this rank that `without_first` skips
 
     def __init__(
@@ -144,7 +144,6 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         self._moves_to = None if is_cpu and not has_others else device
         pinned = config.non_blocking or getattr(loader, "pin_memory", False)
         self._overlaps = bool(pinned and device is not None and kind_of(device.type).copies_ahead)
-        vars(self)["end_of_dataloader"] = False
 
     def _draws(self, seed: int | None, number: int) -> Draws:
         """Return the loader's `Draws`; a seed is combined with the loader's number."""

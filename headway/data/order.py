@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from headway.data.active_loader import LOOP
 from headway.data.generators import Generators, SampleSeeds, SeededIndices, identity
-from headway.data.script_loaders import source_of
+from headway.data.script_loaders import samplers_of, source_of
 from headway.distributed.call_barrier import named_call
 from headway.distributed.collectives import broadcast_object_list
 
@@ -92,8 +92,7 @@ class SampleOrder(Draws):
         self, loader: DataLoader[Any], is_alike: bool, seed: int | None, seeds: SampleSeeds | None
     ) -> None:
         self.source: Any = source_of(loader)  # the batch sampler, or the sampler if there is none
-        inner = getattr(self.source, "sampler", None)
-        samplers = [self.source] if inner is None else [self.source, inner]
+        samplers = samplers_of(loader)
         modules = [type(sampler).__module__ for sampler in samplers]
         self.is_torchs = all(module.startswith("torch.utils.data") for module in modules)
         super().__init__(samplers, is_alike, only_torch=self.is_torchs, seed=seed)
