@@ -172,9 +172,7 @@ class MapSource(BatchSource):
         self._division, self._indices = division, Indices(order, division)
         self._is_checked = division.num_ranks == 1 or division.reads_all
         self._name = "batch_sampler" if order.is_batched else "sampler"
-        # out-of-order batches would differ between ranks
-        options = {} if division.num_ranks == 1 else {"in_order": True}
-        self.loader = changed(loader, **{self._name: self._indices}, **options)
+        self.loader = changed(loader, **{self._name: self._indices})
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
         self._indices.iteration = iteration

@@ -131,6 +131,9 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             for source in self._sources[1:]
             if callable(getattr(source, "set_epoch", None))
         ]
+        if self._is_plain and not loader.in_order:
+            self.run.report(_IN_ORDER)
+            loader = changed(loader, in_order=True)
         self._read = with_shielded_workers(loader, records_draws=self._is_map and seed is None)
         if self._seeds is not None and self._is_plain:
             self._read = self._seeds.seed_loader(self._read)
@@ -489,6 +492,10 @@ def _wrap_set_epoch(source: Any, epochs: Epochs) -> Any:
 _STREAM_NOTE = (
     "note: the batches before the checkpoint are read again and dropped, because the stream has no"
     " state_dict() or runs in workers; the run resumes exactly only if the same samples are read"
+)
+_IN_ORDER = (
+    "note: in_order=False of a DataLoader has no effect: a prepared loader yields its batches in"
+    " order, so that ranks get different samples and a run resumes exactly"
 )
 _NESTED_STREAM = (
     "note: a loop over a stream with state_dict() was interrupted by another loop over the same"

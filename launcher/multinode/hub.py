@@ -119,7 +119,8 @@ class Hub:
             self._accept(now)
 
     def _accept(self, now: float) -> None:
-        if now < self._accept_at:
+        if now < self._accept_at:  # the waiting connection makes `select` return at once
+            time.sleep(_BUSY_INTERVAL_S)
             return
         try:
             link, address = self._listener.accept()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from headway import Accelerator
 from headway.data.batch_sources import samples_in
@@ -103,3 +104,19 @@ def test_torchs_label_of_a_batch_is_there_while_a_profiler_is_active() -> None:
     assert seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
     labels = [(row.key, row.count) for row in profiler.key_averages() if "Loader" in row.key]
     assert labels == [("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1)]
+
+
+class SlowStart(Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.5 * (index == 0))
+        return index
+
+
+@pytest.mark.processes
+def test_batches_stay_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = DataLoader(SlowStart(), batch_size=2, num_workers=2, in_order=False)
+    assert [batch.tolist() for batch in PreparedDataLoader(loader)] == [[0, 1], [2, 3]]
+    assert "in_order=False of a DataLoader has no effect" in capsys.readouterr().err
