@@ -120,7 +120,9 @@ class StopSignals:
             if rank == 0:
                 log_in_handler(f"{came}: requested to save and stop after {step}{again}")
         is_called = before is not None and not signals.is_default_handler(before)
-        if is_called or (came is StopRequest.SIGINT and is_again):
+        # with a launcher, a second one may be the first, forwarded; the launcher counts its own
+        is_second = came is StopRequest.SIGINT and is_again and not self._progress.is_connected
+        if is_called or is_second:
             try:
                 before(number, frame)
             except BaseException as error:

@@ -149,6 +149,16 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+def test_with_a_launcher_a_second_ctrl_c_is_the_forwarded_first_one() -> None:
+    progress: Any = Reported()
+    signals = StopSignals(progress)
+    signals.trap()
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+    assert signals.request is StopRequest.SIGINT
+    signals.release()
+
+
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     training = Training()
