@@ -170,7 +170,8 @@ class MapSource(BatchSource):
 
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
-        self._is_checked = division.num_ranks == 1 or division.reads_all
+        self._is_compared = division.num_ranks > 1 and not division.reads_all
+        self._has_compared = False
         self._name = "batch_sampler" if order.is_batched else "sampler"
         self.loader = changed(loader, **{self._name: self._indices})
 
@@ -179,8 +180,8 @@ class MapSource(BatchSource):
         items, given = _unlabelled(self.opened(iteration)), self._indices.given
         if self._division.num_ranks > 1:  # this rank may have no part of the last round
             items = chain(items, iter(lambda: NoBatch if given else None, None))
-        if not self._is_checked:
-            self._is_checked, items = True, self._checked(items)
+        if self._is_compared:
+            items = self._checked(items)
         return zip(items, iter(given.popleft, None), strict=False)  # no Python frame per batch
 
     def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
@@ -190,10 +191,12 @@ class MapSource(BatchSource):
             yield [part, *(other for other, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield items after the ranks have compared their datasets."""
-        first = [*islice(items, 1)]
-        length, indices = len_of(self.loader.dataset), self._indices.first
-        samples = None if indices is None else self._marks_of(indices, _last(indices, length))
+        """Yield items after the ranks have compared their indices and, the first time, samples."""
+        first, length, samples = [*islice(items, 1)], None, None
+        indices = self._indices.first
+        if not self._has_compared:
+            self._has_compared, length = True, len_of(self.loader.dataset)
+            samples = None if indices is None else self._marks_of(indices, _last(indices, length))
         require_same(lengths=length, indices=checksum_of(indices), samples=samples)
         yield from chain(first, items)
 
@@ -238,7 +241,7 @@ class Indices:
     """
 
     iteration: LoaderIteration  # for the next `iter()`, which torch calls twice with workers
-    first: Any = None  # rank 0's indices in the first round of the first iteration
+    first: Any = None  # rank 0's indices in the first round of an iteration
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
@@ -254,7 +257,7 @@ class Indices:
         return division.num_rounds(batches, division.num_ranks, self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        self.given = deque()
+        self.given, self.first = deque(), None
         return (self._alone if self._is_alone else self._ahead)(self.iteration, self.given)
 
     def _alone(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:

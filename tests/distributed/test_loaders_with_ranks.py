@@ -207,8 +207,10 @@ def test_streams_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
 class OfRank:
     """A sampler that picks its samples by rank."""
 
+    rank = RANK
+
     def __iter__(self) -> Iterator[int]:
-        return iter(range(RANK, 16, WORLD))
+        return iter(range(self.rank, 16, WORLD))
 
     def __len__(self) -> int:
         return len(range(RANK, 16, WORLD))
@@ -234,8 +236,13 @@ def test_data_that_differ_between_ranks_are_refused_and_random_ones_are_not() ->
     others = {"indices": DataLoader(Numbers(16), 2, sampler=OfRank()), "samples": own}
     others["lengths"] = DataLoader(Numbers(8 + RANK), 2)
     late: Any = [*range(7), 7 + RANK]
-    for what, loader in (*others.items(), ("samples", DataLoader(late, 2))):
+    later: Any = DataLoader(Numbers(16), 2, sampler=OfRank())
+    for what, loader in (*others.items(), ("samples", DataLoader(late, 2)), ("indices", later)):
         prepared = Accelerator().prepare(loader)
+        if loader is later:  # the ranks draw the same indices in the first epoch
+            later.sampler.rank = 0
+            list(prepared)
+            later.sampler.rank = RANK
         if WORLD == 1:
             list(prepared)
             continue
