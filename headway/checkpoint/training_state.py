@@ -26,6 +26,7 @@ from headway.checkpoint.saving import Contents
 from headway.checkpoint.tensors import local_part
 from headway.checkpoint.values import encode
 from headway.distributed.collectives import gather_object
+from headway.distributed.nested import is_instance_of
 from headway.distributed.rng import are_generator_states, generator_states, set_generator_states
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, Code, UsageError
@@ -37,6 +38,7 @@ from headway.training.optimizer import (
     optimizer_options,
     override_notes,
     scheduler_options,
+    scheduler_paths,
 )
 from headway.training.training import Training
 
@@ -193,7 +195,6 @@ class _Objects(_Part):
     """A part that consists of an ordered list of objects."""
 
     noun: ClassVar[str]
-    setter_code: ClassVar[str] = ""  # template of code that sets a hyperparameter
 
     def live(self) -> Sequence[Any]:
         raise NotImplementedError
@@ -214,9 +215,13 @@ class _Objects(_Part):
         for _ in self.pairs(checkpoint):
             pass
 
+    def setters(self, one: Any) -> Sequence[str]:
+        """Return a template of code that sets a hyperparameter, for each group of them."""
+        raise NotImplementedError
+
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
         """Report the hyperparameters that the checkpoint replaced; later saves include `before`."""
-        for line in override_notes(one.hyperparameters, before, loaded, self.setter_code):
+        for line in override_notes(one.hyperparameters, before, loaded, self.setters(one)):
             self._training.run.report(line)
         one.hyperparameters = before
 
@@ -225,13 +230,26 @@ class Optimizers(_Objects):
     """The states and step counts of the optimizers."""
 
     name, noun = "optimizers", "optimizer"
-    setter_code = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
+
+    def setters(self, one: PreparedOptimizer) -> Sequence[str]:
+        code = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
+        return [code] * len(one.param_groups)
 
     def live(self) -> list[PreparedOptimizer]:
         return self._training.optimizers
 
     def state_dict(self) -> list[Any]:
         names = _names_of_parameters(self._training)
+        for live in self.live():
+            if is_instance_of(live.optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+                raise UsageError(
+                    "the state of a ZeroRedundancyOptimizer cannot be saved, because each rank has"
+                    " another part of it",
+                    where="the script's prepare(...)",
+                    fix="prepare an optimizer of the class that it wraps; fsdp also divides its"
+                    " state among the ranks",
+                    code=Code.UNSUPPORTED,
+                )
         return [
             {
                 "kind": kind_of(live),
@@ -275,7 +293,11 @@ class Schedulers(_Objects):
     """The states of the learning-rate schedulers."""
 
     name, noun = "schedulers", "scheduler"
-    setter_code = "scheduler.scheduler.{name} = {value!r}  # not for OneCycleLR: start a new run"
+
+    def setters(self, one: PreparedScheduler) -> Sequence[str]:
+        note = "  # not for OneCycleLR or a schedule that has ended: start a new run"
+        paths = scheduler_paths(one.scheduler, "scheduler.scheduler")
+        return [f"{path}.{{name}} = {{value!r}}{note}" for path in paths]
 
     def live(self) -> list[PreparedScheduler]:
         return self._training.schedulers

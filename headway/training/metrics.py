@@ -65,6 +65,8 @@ def _without_repeats(part: Any, loop: LoaderLoop, as_objects: bool, strict: bool
         part = part if kept is None else part[:kept]
         return part if is_tensor and not as_objects else SampleObjects([*part])
     if isinstance(part, (list, tuple, Mapping)) or is_dataclass_object(part):
+        if strict and isinstance(part, list) and _has_tensor_per_sample(part, loop):
+            raise _not_for_samples("a list with one tensor per sample", loop)
         return for_each_part(lambda p: _without_repeats(p, loop, as_objects, strict), part)
     raise _not_for_samples(f"a {type(part).__name__}", loop)
 
@@ -120,6 +122,15 @@ def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
     return None if rest else each * new
 
 
+def _has_tensor_per_sample(part: list[Any], loop: LoaderLoop) -> bool:
+    """Return whether a list has as many tensors as a short batch has samples, but longer ones."""
+    rank, size = rank_and_size()
+    samples, _ = loop.batch.of_rank(rank, size)
+    full = loop.batch.full // (len(loop.batch.rank_sizes) or size)
+    has_more = any(isinstance(one, torch.Tensor) and one.shape[:1] == (full,) for one in part)
+    return 1 < len(part) == samples < full and has_more
+
+
 def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether all ranks have the same number of samples, and one row per sample."""
     batch = loop.batch
@@ -144,7 +155,8 @@ def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
         f"gather_for_metrics() got {what}, but this rank's last batch has {had}",
         where=CALL,
         fix="pass one or k rows per sample of the batch, including any that collate_fn drops, or,"
-        " after the loop, one row per sample of the epoch; call accelerator.gather(...) for other"
+        " after the loop, one row per sample of the epoch; pass lists with one tensor per sample"
+        " with use_gather_object=True; call accelerator.gather(...) for other"
         " tensors, and headway.utils.gather_object([...]) for other objects",
         code=Code.METRICS,
     )

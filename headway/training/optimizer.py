@@ -276,18 +276,28 @@ def _plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
     return items
 
 
-def override_notes(given: Groups, before: Groups, loaded: Groups, way: str) -> Iterator[str]:
+def scheduler_paths(scheduler: Any, path: str) -> list[str]:
+    """Return the paths of a scheduler and its parts, in the order of `scheduler_options`."""
+    paths = [path]
+    for number, part in enumerate(getattr(scheduler, "_schedulers", ())):
+        paths += scheduler_paths(part, f"{path}._schedulers[{number}]")
+    return paths
+
+
+def override_notes(
+    given: Groups, before: Groups, loaded: Groups, setters: Sequence[str]
+) -> Iterator[str]:
     """Yield a note for each hyperparameter of the script that the checkpoint overrides.
 
     `before` holds the values with which the run that saved the checkpoint started, so values that
-    changed during that run, such as a decayed learning rate, cause no note. `way` is a format
-    string for code that sets a value.
+    changed during that run, such as a decayed learning rate, cause no note. `setters` are format
+    strings for code that sets a value, one for each group.
     """
     lines = [
         f"note: {_WORDS.get(name, name)} {new[name]} from the checkpoint overrides {value} from the"
         " script; to use the script's value, set it afterwards: "
-        f"{way.format(name=name, value=value)}"
-        for group, old, new in zip(given, before, loaded, strict=False)
+        f"{setter.format(name=name, value=value)}"
+        for group, old, new, setter in zip(given, before, loaded, setters, strict=False)
         for name, value in group.items()
         if value not in (old.get(name, value), new.get(name, value))
     ]

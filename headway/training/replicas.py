@@ -120,6 +120,8 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
     `has_split` means that the script itself has split work between ranks.
     """
     training.run.attribute()
+    if training.accumulation.num_backward > 1:
+        note_not_stepped(training)
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
     ranks = training.world.ranks
@@ -207,6 +209,18 @@ def note_raw_optimizer(training: Training) -> None:
             "accumulate() was called without a prepared optimizer, so the optimizer steps after"
             " each micro-batch, unless the script checks accelerator.sync_gradients; fix: "
             + _PREPARE,
+        )
+
+
+def note_not_stepped(training: Training) -> None:
+    """Log once, on rank 0, if gradients were computed but no prepared optimizer has stepped."""
+    passes = training.accumulation.num_backward
+    if training.optimizers and not training.steps_done and training.world.is_main:
+        training.progress.log_note(
+            f"no prepared optimizer has stepped in {passes} backward passes:"
+            " checkpoints, schedulers and comparisons of the ranks' weights depend on its step();"
+            " fix: call step() of the prepared optimizer, not another method, and not an optimizer"
+            " in a hook of a parameter",
         )
 
 

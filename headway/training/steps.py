@@ -22,10 +22,11 @@ from headway.strategies.ddp import time_exchange
 from headway.strategies.strategy import NULL_CTX
 from headway.training.arguments import reject_unsupported
 from headway.training.optimizer import PreparedOptimizer, note_discarded
-from headway.training.replicas import note_raw_optimizer, note_unprepared
+from headway.training.replicas import note_not_stepped, note_raw_optimizer, note_unprepared
 from headway.training.training import Training
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
+_FEW_PASSES = 100  # after which a step is expected
 
 
 class Steps:
@@ -65,6 +66,8 @@ class Steps:
             if progress.num_trained == 1:
                 note_unprepared(training)
                 note_raw_optimizer(training)
+            elif accumulation.num_backward == _FEW_PASSES * accumulation.steps:
+                note_not_stepped(training)
             if is_watched:
                 progress.end_backward()
                 if handle is not None:

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from warnings import catch_warnings, simplefilter
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.checkpoint import checkpoint
 
 from headway import Accelerator, DistributedDataParallelKwargs
-from headway.errors import UsageError
+from headway.errors import HeadwayError, UsageError
 from headway.ipc import stderr
 from headway.ipc.progress import process_progress
 from headway.utils import set_seed
@@ -231,6 +232,19 @@ def test_registered_objects_that_differ_between_ranks_are_named_at_the_first_sav
     assert len(re.findall(differ, said(lambda: accelerator.save_state("object")))) == (RANK == 0)
 
 
+@with_ranks(2)
+def test_an_optimizer_that_divides_its_state_is_refused_at_a_save() -> None:
+    with catch_warnings():
+        simplefilter("ignore")  # its import calls torch.jit
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    net = Net()
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    accelerator = Accelerator()
+    accelerator.prepare(net, optimizer)
+    with pytest.raises(HeadwayError, match=r"ZeroRedundancyOptimizer(.|\n)*fsdp also divides"):
+        accelerator.save_state("divided")
+
+
 @with_ranks(1, 2)
 def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
     def forgotten(of: Callable[[Any], Any]) -> None:
@@ -314,10 +328,16 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
             with accelerator.accumulate(model):
                 step(accelerator, optimizer, model(batch).sum())
 
+    def not_stepped() -> None:
+        accelerator, model, _ = prepared()
+        for _ in range(100):
+            accelerator.backward(model(DATA).sum())
+
     trainings: dict[Callable[[], object], str] = {
         raw_optimizer: "accumulate() was called without a prepared optimizer",
         not_entered: "outside of accelerator.accumulate(model)",
         plain_backward: "without accelerator.backward(loss)",
+        not_stepped: "no prepared optimizer has stepped in 100 backward passes",
         partial(both, lambda of: ConstantLR(of)): "scheduler that was not passed to prepare()",
     }
     for training, told in trainings.items():

@@ -13,7 +13,12 @@ from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from headway import Accelerator
 from headway.checkpoint.preemption import _log_if_untrained
-from headway.training.optimizer import optimizer_options, override_notes, scheduler_options
+from headway.training.optimizer import (
+    optimizer_options,
+    override_notes,
+    scheduler_options,
+    scheduler_paths,
+)
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
 
@@ -41,16 +46,18 @@ def test_a_difference_of_optimizers_is_one_line(
     given: Any, before: Any, loaded: Any, expected: list[str]
 ) -> None:
     all_groups = [optimizer_options(SGD(groups(rate, rate))) for rate in (given, before, loaded)]
-    lines = [*override_notes(all_groups[0], all_groups[1], all_groups[2], "")]
+    lines = [*override_notes(all_groups[0], all_groups[1], all_groups[2], [""] * 3)]
     assert [line.split(";")[0].removeprefix("note: ") for line in lines] == expected
 
 
 def test_schedules_are_compared_and_not_where_they_stand() -> None:
     one, other, same = (SGD(groups(0.1)) for _ in range(3))
     saved = scheduler_options(warmed(one))
-    assert [*override_notes(scheduler_options(warmed(same)), saved, saved, "")] == []
-    (line,) = override_notes(scheduler_options(warmed(other, 7)), saved, saved, "")
+    assert [*override_notes(scheduler_options(warmed(same)), saved, saved, [""] * 3)] == []
+    setters = [f"{path}.{{name}} = {{value}}" for path in scheduler_paths(warmed(one), "scheduler")]
+    (line,) = override_notes(scheduler_options(warmed(other, 7)), saved, saved, setters)
     assert "step_size 5 from the checkpoint overrides 7 from the script" in line
+    assert line.endswith("afterwards: scheduler._schedulers[1].step_size = 7")
     assert optimizer_options(one)[0]["lr"] == 0.1  # also where a warm-up has lowered it
 
 

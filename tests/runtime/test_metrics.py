@@ -57,6 +57,10 @@ def test_as_many_results_as_a_full_batch_has_are_refused_if_they_may_be_several_
     assert len(gather_for_metrics(torch.arange(8).reshape(2, 4))) == 1
     loop.begin_batch(GlobalBatch(3, 3, 8))  # of which eight are no multiple
     assert gather_for_metrics(torch.arange(8)).tolist() == [0, 1, 2]
+    boxes_of_images = [torch.ones(8), torch.ones(5), torch.ones(8)]
+    with pytest.raises(UsageError, match=r"one tensor per sample(.|\n)*use_gather_object=True"):
+        gather_for_metrics(boxes_of_images)
+    assert len(gather_for_metrics(boxes_of_images, use_gather_object=True)) == 3
     loop.end()
 
 
