@@ -254,6 +254,8 @@ class Parser:
             fix = f"{fix}, or {of_script}" if close else of_script
             if os.path.isfile(name):
                 fix = f"write ./{name} for a script whose name starts with a dash"
+        if " " in name:
+            close, fix = "", "remove the quotes around several flags, which make them one word"
         raise usage_error(
             f"unknown flag {name} for `{self.prog}`"
             + (f"; did you mean {close}?" if close else ""),

@@ -247,7 +247,7 @@ def _print_plan(launch: _Launch) -> int | None:
         log(summary(plan))
         program, text = plan.program, plan.program.text
         flags = launch.parser.known if text else _PLACING
-        if plan.supervised is None and (note := _misplaced_flags(program, flags, text)):
+        if note := _misplaced_flags(program, flags, text):
             log(f"note: {note}")
         if not (plan.is_rank or program.is_asked_for_help) and program.mentions_rank:
             flag = TABLE["num_processes"].as_flag(1)

@@ -106,6 +106,12 @@ REASONS = (
         "accelerator.device if the script has an Accelerator",
     ),
     _for_text(
+        *("unused_parameters", texts.UNUSED_PARAMETERS),
+        "the loss does not use all parameters of the model: freeze the others before prepare(), or "
+        "pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs("
+        "find_unused_parameters=True)])",
+    ),
+    _for_text(
         *("device_ids_on_cpu", texts.DEVICE_IDS_ON_CPU),
         "the model is on the CPU: omit device_ids and output_device, or call model.to(device)",
     ),
@@ -247,6 +253,12 @@ REASONS = (
         "the launcher received {signal} and forwarded it to the ranks: between the first call of "
         "accelerator.checkpoint() and end_training(), SIGTERM, SIGINT, SIGHUP and SIGUSR1 save and "
         "stop; otherwise, and for SIGUSR2, set a handler with signal.signal",
+    ),
+    Reason(
+        "cpu_time",
+        lambda seen: seen.code == -signal.SIGXCPU,
+        "{rank} was killed by {signal}",
+        "it has used the CPU time that the shell or job allows: raise that limit (`ulimit -t`)",
     ),
     Reason(
         "signal",

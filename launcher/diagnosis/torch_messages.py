@@ -32,6 +32,8 @@ NO_GPU = (
     "no NVIDIA driver on your system",  # torch sources, cuda/__init__.py and CUDAFunctions.cpp
     "No CUDA GPUs are available",  # torch sources, CUDAFunctions.cpp
 )
+# torch 2.13.0, distributed/c10d/reducer.cpp
+UNUSED_PARAMETERS = ("Expected to have finished reduction in the prior iteration",)
 # torch 2.13.0, nn/parallel/distributed.py
 DEVICE_IDS_ON_CPU = ("or CPU modules, but got device_ids",)
 MISMATCHED_PACKAGES = (

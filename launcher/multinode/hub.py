@@ -193,7 +193,7 @@ class Hub:
             elif peer.is_refused:
                 self._drop(number)
             else:
-                self._refuse(number, f"it sent nothing for {_GREETING_TIMEOUT_S:.0f} s", "")
+                self._refuse(number, f"it sent no message within {_GREETING_TIMEOUT_S:.0f} s", "")
 
     def _send_all(self) -> None:
         while self._coordinator.outbox:

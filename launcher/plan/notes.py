@@ -120,6 +120,14 @@ def oversubscribed(plan: LaunchPlan) -> Iterator[str]:
         yield f"{processes} processes oversubscribe {counted(cores, 'core', 'cores')}"
 
 
+def _bound_threads(plan: LaunchPlan) -> Iterator[str]:
+    """Explain that OpenMP binds the same cores in each rank, because it knows no other ranks."""
+    for name in ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY"):
+        value = plan.settings.env.get(name) or plan.inherited.get(name, "")
+        if plan.settings.num_processes > 1 and value.lower() not in ("", "false"):
+            yield f"{name}={value} binds the threads of all ranks to the same cores; unset it"
+
+
 def _late_variables(plan: LaunchPlan) -> Iterator[str]:
     for name in plan.settings.env if plan.in_process else ():
         if name.startswith(("PYTHON", "LD_", "DYLD_")):
@@ -153,6 +161,7 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _selected_gpus,
     _unused_gpus,
     oversubscribed,
+    _bound_threads,
     _late_variables,
     _removed_variables,
     _lone_pod,

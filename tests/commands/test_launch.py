@@ -172,6 +172,7 @@ REFUSALS = {
         "exists and is executable",
     ),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
+    "flags in one word": (["--cpu --num-processes 2", "script.py"], "remove the quotes"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
     "an unknown flag with an optional value": (
         ["--replace-acelerate", "yes", "script.py"],

@@ -12,6 +12,7 @@ import pytest
 from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import Failure, RankExit, find_failure
 from headway.launcher.diagnosis.reasons import is_communication_error
+from headway.launcher.diagnosis.torch_messages import UNUSED_PARAMETERS
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
 LOST = "Connection closed by peer"
@@ -123,6 +124,7 @@ NO_SPACE = "[Errno 28] No space left on device"
         ("RuntimeError", "Invalid scalar type", "to int32"),
         ("RuntimeError", "cannot compute the infinity norm on an empty tensor", "norm_type=2"),
         ("RuntimeError", "operator torchvision::nms does not exist", "pip install"),
+        ("RuntimeError", f"{UNUSED_PARAMETERS[0]} before", "find_unused_parameters=True"),
         ("RuntimeError", "Unable to find address for: eth7", "GLOO_SOCKET_IFNAME"),
         ("ValueError", "GPU modules or CPU modules, but got device_ids [0]", "omit device_ids"),
     ],
@@ -218,6 +220,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         ),
         (ended(1, 1, 1, message="x"), 0, "exit_message", "exited with code 1: x", "its output"),
         (ended(1, -11, 1), 0, "segmentation_fault", "was killed by SIGSEGV", "native code"),
+        (ended(1, -24, 1), 0, "cpu_time", "was killed by SIGXCPU", "ulimit -t"),
         (
             ended(1, -10, 1),
             0,

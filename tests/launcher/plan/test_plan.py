@@ -357,6 +357,8 @@ def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
 
 def test_more_processes_than_cores_are_noted() -> None:
     assert plan(num_processes="17").notes == ("17 processes oversubscribe 8 cores",)
+    bound = "OMP_PROC_BIND=close binds the threads of all ranks to the same cores; unset it"
+    assert plan(num_processes="2", env="OMP_PROC_BIND=close").notes == (bound,)
     assert not plan(num_processes="16").notes
 
 
