@@ -171,13 +171,15 @@ class Epochs:
             start = start._replace(stream=self.stream_state)
             if start.stream is None and not is_of_datasets(self.stream):
                 self.run.report(_LEFT_STREAM)
+        own = (each for each in self.run.open if each.owner is self)
+        in_last_batch = [each.ordinal for each in own if each.ordinal and each.is_complete]
         return {
             "place": [*start],
             "samples": self.samples,
             "has_trained": self.has_trained,
             "left_after": self._left_after,
             "leads": self.leads,
-            "over": [] if self.run.ends_epoch else [*self.over],
+            "over": [] if self.run.ends_epoch else [*self.over, *in_last_batch],
         }
 
 
@@ -190,9 +192,10 @@ class PendingCheckpoint:
     it includes the script's changes between two epochs. Iterations under `torch.no_grad()` do not
     save it.
 
-    Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved when
-    the next training loop begins, or at the end of the epoch's body, which a run that resumes from
-    there does not execute again. The last checkpoint of a run that stops is not delayed by a loop.
+    Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved after
+    a loop's last batch or outside of a loop when the next loop begins, or at the end of the epoch's
+    body, which a run that resumes from there does not execute again. The last checkpoint of a run
+    that stops is not delayed by a loop.
     """
 
     def __init__(self, run: LoaderSet) -> None:
@@ -268,7 +271,9 @@ class PendingCheckpoint:
         owners = {each.owner for each in self._waiting}
         if self._is_last and not owners:
             self.save()
-        if not is_over or not (owner in owners if owners else owner.has_trained):
+        is_next = owner in owners if owners else owner.has_trained
+        is_between = bool(owners) and self._run.earlier is not None and not self._run.open
+        if not (is_over and (is_next or is_between)):
             return
         if (action := self.action) is not None:
             self.is_before_peek = self._run.earlier is None
@@ -281,7 +286,7 @@ class PendingCheckpoint:
 
     def end_epoch(self) -> None:
         """Save the checkpoint that is due after the last loop of an epoch of `run.epochs`."""
-        if not self._waiting:
+        if not self._waiting or not self._run.open:
             self.save()
 
     def save(self) -> None:

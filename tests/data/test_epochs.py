@@ -275,14 +275,23 @@ def test_loops_that_take_turns_are_reported(capsys: pytest.CaptureFixture[str]) 
     assert [loader.epochs.leads for loader in (first, second)] == [True, False]
 
 
-def test_loops_of_single_batches_are_saved_when_the_next_epoch_begins() -> None:
+def test_loops_of_single_batches_are_saved_between_them() -> None:
     run, taken = LoaderSet(Progress()), list[int]()
     one = [PreparedDataLoader(DataLoader(range(4), 4), run=run) for _ in range(2)]  # type: ignore[arg-type]
     for _ in run.count_epochs(3, [loader.epochs for loader in one]):
         for _ in chain(*one):
             run.progress.num_trained += 1
             run.checkpoint.schedule(lambda: taken.append(run.epoch or 0))
-    assert taken == [1, 2]
+    assert taken == [0, 1, 1, 2, 2, 3]
+
+
+def test_a_state_in_the_last_batch_of_an_epoch_has_its_loop_behind_it() -> None:
+    loader, over = prepared(), list[list[int]]()
+    for _ in loader.run.count_epochs(1, [loader.epochs]):
+        for _ in loader:
+            loader.run.progress.num_trained += 1
+            over.append(loader.state_dict()["over"])
+    assert over == [[]] * (len(over) - 1) + [[1]]
 
 
 @pytest.mark.parametrize("was_early", [True, False])
