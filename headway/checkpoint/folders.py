@@ -31,6 +31,7 @@ from headway.checkpoint.manifest import (
     files_below,
     flush_to_disk,
     read_manifest,
+    unlisted_files,
     verify,
 )
 from headway.errors import CheckpointError, Code
@@ -174,11 +175,13 @@ def keep_unlisted(target: Path, pending: Path) -> None:
     """Link or copy to `pending` the files in `target` that its checkpoint does not list."""
     if not target.is_dir() or target.is_symlink():
         return
-    listed: set[str] = set()
-    with suppress(CheckpointError):
-        listed = {file.path for file in read_manifest(target).files}
     try:
-        for path in {*files_below(target)} - listed:
+        manifest = read_manifest(target)
+    except CheckpointError:
+        manifest = None
+    try:
+        others = files_below(target) if manifest is None else unlisted_files(target, manifest)
+        for path in others:
             kept = pending / path
             if is_absent(kept):
                 kept.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -125,22 +126,29 @@ def read_manifest(folder: Path) -> Manifest:
             code=Code.NO_CHECKPOINT,
         ) from None
     try:
-        fields = json.loads(data)
-        if not isinstance(fields, dict) or type(fields.get("format")) is not int:
-            raise ValueError("the format number is missing")
-        if (version := fields["format"]) == FORMAT:
-            if fields.pop("crc32", None) != _checksum(fields):
-                raise ValueError(_CHECKSUM_MISMATCH)
-            return read(Manifest, fields)
+        return _parsed(data, path)
+    except CheckpointError:  # another format; a subclass of ValueError
+        raise
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
-    raise CheckpointError(
-        f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
-        f" this version reads format {FORMAT}",
-        where=shown(str(path)),
-        fix="load it with the version of Headway that wrote it",
-        code=Code.OTHER_VERSION,
-    )
+
+
+@lru_cache(maxsize=1024)  # a save reads the manifests of all checkpoints in its folder
+def _parsed(data: bytes, path: Path) -> Manifest:
+    fields = json.loads(data)
+    if not isinstance(fields, dict) or type(fields.get("format")) is not int:
+        raise ValueError("the format number is missing")
+    if (version := fields["format"]) != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
+            f" this version reads format {FORMAT}",
+            where=shown(str(path)),
+            fix="load it with the version of Headway that wrote it",
+            code=Code.OTHER_VERSION,
+        )
+    if fields.pop("crc32", None) != _checksum(fields):
+        raise ValueError(_CHECKSUM_MISMATCH)
+    return read(Manifest, fields)
 
 
 def read_json(path: Path) -> Any:

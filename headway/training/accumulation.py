@@ -295,9 +295,12 @@ class Accumulation:
 
 
 def _scale(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.device))
+            by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
+    for device, gradients in by_device.items():  # one call: 300 DTensors would take 10 ms
+        torch._foreach_mul_(gradients, factor.to(device))
 
 
 def _weight(tokens: torch.Tensor) -> torch.Tensor:
