@@ -12,8 +12,8 @@ from pathlib import Path
 from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.folders import (
     candidates,
+    checkpoints_in,
     listed_in,
-    own_checkpoints_in,
     prune,
     recover,
     resolve_checkpoint,
@@ -98,7 +98,8 @@ def _checkpoint_folder(folder: Path) -> Path:
             code=Code.NO_CHECKPOINT,
         )
     below = folder / PROJECT_FOLDER
-    return folder if is_absent(below) or own_checkpoints_in(folder) else below
+    has_own = any(not found.path.is_symlink() for found in checkpoints_in(folder))
+    return folder if is_absent(below) or has_own else below
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:

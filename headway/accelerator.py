@@ -903,7 +903,7 @@ class Accelerator(Process):
                 sqrt(2 * median duration of the last 3 saves * mean time between failures); until
                 the first failure of this training run, the mean is taken to be 6 hours. The first
                 save with "auto" is immediate, to measure its duration. A new run saves more often:
-                after a quarter of its training time, but at least 20 durations of a save apart.
+                after a tenth of its training time, but at least 20 durations of a save apart.
             allow_pickle: as in `save_state`.
             wait: with False, a thread writes while training continues, as in `save_state`. If the
                 job must stop, `checkpoint` waits anyway.

@@ -116,7 +116,7 @@ class Checkpointer:
         def then() -> None:
             training.progress.note_output_path(CHECKPOINTS, str(parent))
             if name is not None and keep is not None:
-                folders.prune(parent, keep, name)
+                self._times.prune(parent, keep, name)
 
         training, parent = self.training, target.absolute().parent
         require_equal(training, "a checkpoint")

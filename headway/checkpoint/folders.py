@@ -19,9 +19,10 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.checkpoint.manifest import (
@@ -254,16 +255,24 @@ def remove(path: Path) -> bool:
     return is_absent(path) and is_absent(trash)
 
 
-def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]:
+def prune(
+    folder: Path,
+    keep: int,
+    start: str | None = None,
+    times: Mapping[Path, float] = MappingProxyType({}),
+) -> dict[Path, bool]:
     """Remove all but the newest `keep` checkpoints; return whether each removal is complete.
 
     With `start`, only checkpoints whose generated names have this prefix are considered. Symbolic
-    links are neither counted nor removed.
+    links are neither counted nor removed. The manifests are read only if `times` lacks a folder.
     """
     named = {at for at in paths_in(folder) if start is None or _number(at.name, start) is not None}
-    found = own_checkpoints_in(folder) if len(named) > keep else []
-    own = [checkpoint.path for checkpoint in found if checkpoint.path in named]
-    return {path: remove(path) for path in own[: -max(keep, 1)]}
+    if len(named) <= keep:
+        return {}
+    if not named <= times.keys():
+        times = {**{each.path: each.saved_at for each in checkpoints_in(folder)}, **times}
+    own = [path for path in named & times.keys() if not path.is_symlink()]
+    return {path: remove(path) for path in sorted(own, key=times.__getitem__)[: -max(keep, 1)]}
 
 
 def leftovers_in(folder: Path) -> list[Path]:
@@ -290,11 +299,6 @@ def checkpoints_in(folder: Path) -> list[Candidate]:
     return [found for found in candidates_in(folder) if found.manifest is not None]
 
 
-def own_checkpoints_in(folder: Path) -> list[Candidate]:
-    """Return the committed checkpoints in a folder, except symbolic links."""
-    return [checkpoint for checkpoint in checkpoints_in(folder) if not checkpoint.path.is_symlink()]
-
-
 class SaveTimes:
     """The times of a process's saves, which increase even if the clock is set back.
 
@@ -304,16 +308,23 @@ class SaveTimes:
     def __init__(self) -> None:
         self._newest = 0.0
         self._seen: set[Path] = set()
+        self.known: dict[Path, float] = {}  # of the checkpoints in folders of the `_seen`
 
-    def next(self, folder: Path) -> float:
-        """Return the time for a checkpoint that is committed to `folder` now."""
+    def next(self, target: Path) -> float:
+        """Return the time for the checkpoint `target`, which is committed now."""
+        folder = target.parent
         for place in {folder, folder.parent if folder.name == FOLDER else folder / FOLDER}:
             if place not in self._seen:
                 self._seen.add(place)
-                found = (checkpoint.saved_at for checkpoint in checkpoints_in(place))
-                self._newest = max(self._newest, *found, 0.0)
-        self._newest = max(time.time(), self._newest + 1e-3)
+                self.known |= {each.path: each.saved_at for each in checkpoints_in(place)}
+                self._newest = max(self._newest, *self.known.values(), 0.0)
+        self._newest = self.known[target] = max(time.time(), self._newest + 1e-3)
         return self._newest
+
+    def prune(self, folder: Path, keep: int, start: str) -> None:
+        """Remove checkpoints as the function `prune` does, without reading manifests again."""
+        for path in prune(folder, keep, start, self.known):
+            self.known.pop(path, None)
 
 
 def paths_in(folder: Path) -> list[Path]:

@@ -33,6 +33,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import fix_of, save_tensors
 from headway.checkpoint.values import encode
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, Code, HeadwayError
 from headway.ipc.progress import process_progress
@@ -138,7 +139,7 @@ def write_prepared(
             write_json(pending / values_name(rank), prepared.own)
             return describe_files(pending, _files_of(rank, pending), known=known)
 
-        files = [file for own in _gather(agree(write, group), group) for file in own]
+        files = [file for own in gather_results(write, group) for file in own]
 
         def complete() -> None:
             manifest = Manifest(
@@ -146,7 +147,7 @@ def write_prepared(
                 headway=__version__,
                 torch=torch.__version__,
                 python=platform.python_version(),
-                saved_at=prepared.times.next(prepared.target.parent),
+                saved_at=prepared.times.next(prepared.target),
                 **prepared.progress._asdict(),
                 world_size=size,
                 files=tuple(files),
@@ -179,15 +180,27 @@ def _files_of(rank: int, folder: Path) -> list[str]:
     return files
 
 
-def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def agree(step: Callable[[], T]) -> T:
     """Call `step` on every rank, and return this rank's result.
 
     If `step` fails on any rank, all ranks raise a CheckpointError with the first failure's cause.
     """
-    result, failed = attempt(step)
-    for problem in filter(None, _gather(failed, group)):
-        raise CheckpointError(**problem, is_of_all_ranks=True)
+    result, problem = attempt(step)
+    if call_barrier("a checkpoint", str(problem)) is not None or problem is not None:
+        _raise_first(_gather(problem, None))
     return cast(T, result)
+
+
+def gather_results(step: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
+    """Call `step` on every rank, and return all ranks' results; errors are as in `agree`."""
+    results = _gather(attempt(step), group)
+    _raise_first([problem for _, problem in results])
+    return [cast(T, result) for result, _ in results]
+
+
+def _raise_first(problems: list[dict[str, Any] | None]) -> None:
+    for problem in filter(None, problems):
+        raise CheckpointError(**problem, is_of_all_ranks=True)
 
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

@@ -14,7 +14,7 @@ RECORD_FILE = "record.json"
 
 _FAILURE_EVERY_S = 6 * 3600.0  # assumed before the first failure
 _NUM_SAVES = 3
-_EARLY_SHARE, _EARLY_COSTS = 1 / 4, 20  # of the training time so far, and of the cost of a save
+_EARLY_SHARE, _EARLY_COSTS = 1 / 10, 20  # of the training time so far, and of the cost of a save
 
 
 class TrainingRecord(NamedTuple):
@@ -34,7 +34,7 @@ class TrainingRecord(NamedTuple):
         """Young's interval. It is 0 before the first save, when the cost of a save is unknown.
 
         A new run has no record of failures, and many runs fail early. It therefore saves more often
-        until a quarter of its duration exceeds Young's interval, but without spending more than 5 %
+        until a tenth of its duration exceeds Young's interval, but without spending more than 5 %
         of the time on saves.
 
         The cost is a median, because the first save of a process also imports modules.

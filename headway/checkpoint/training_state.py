@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from headway.checkpoint.manifest import unusable
 from headway.checkpoint.saving import Contents
 from headway.checkpoint.tensors import local_part
 from headway.checkpoint.values import encode
+from headway.distributed.call_barrier import call_barrier
 from headway.distributed.collectives import gather_object
 from headway.distributed.nested import is_instance_of
 from headway.distributed.rng import are_generator_states, generator_states, set_generator_states
@@ -642,8 +644,8 @@ def diverging_buffers(models: Sequence[torch.nn.Module]) -> list[list[torch.Tens
     if rank_and_size()[1] == 1:
         return []
     live = [[getattr(*buffer) for buffer in saved_buffers(model)] for model in models]
-    facts = gather_object([[[_describe_value(tensor) for tensor in each] for each in live]])
-    if any(fact != facts[0] for fact in facts):
+    facts = repr([[_describe_value(tensor) for tensor in each] for each in live])
+    if call_barrier("a checkpoint", f"buffers {crc32(facts.encode())}") is not None:
         return []
     own = []
     for buffers in live:

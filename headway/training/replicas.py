@@ -84,8 +84,7 @@ def require_equal(training: Training, call: str) -> None:
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
     compared = [*arguments.values(), *rates.values(), *weights.values()]
-    sums = torch.stack([_sums(tensors, dtype).to(device) for tensors in compared])
-    everyones = gather_same_shape(sums[None])  # rank, weight, kind of sum
+    everyones = gather_same_shape(_sums(compared, device, dtype)[None])  # rank, weight, kind
     scale = everyones[0].abs()
     scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may sum to 0
     differ = ((everyones - everyones[0]).abs() > _TOLERANCE * scale).any(2)
@@ -162,15 +161,21 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
 
 
 @torch.no_grad()
-def _sums(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if weight.is_complex():
-        weight = torch.view_as_real(weight)
-    if weight.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        weight = weight.float()
-    squares = torch.linalg.vector_norm(weight, dtype=dtype).square()
-    sums = torch.stack([weight.sum(dtype=dtype), squares])
-    is_nan = sums.isnan()
-    return torch.cat([sums.where(~is_nan, 0), is_nan.to(dtype)])
+def _sums(
+    weights: Iterable[torch.Tensor], device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return one row per weight: its sum, its sum of squares, and whether each of them is NaN."""
+    sums, norms = [], []
+    for weight in weights:  # two operators per weight: a model may have thousands
+        if weight.is_complex():
+            weight = torch.view_as_real(weight)
+        if weight.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            weight = weight.float()
+        sums.append(weight.sum(dtype=dtype).to(device))
+        norms.append(torch.linalg.vector_norm(weight, dtype=dtype).to(device))
+    rows = torch.stack([torch.stack(sums), torch.stack(norms).square()], 1)
+    is_nan = rows.isnan()
+    return torch.cat([rows.where(~is_nan, 0), is_nan.to(dtype)], 1)
 
 
 def note_unused(training: Training) -> None:

@@ -27,7 +27,7 @@ def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS) -> None:
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text + str(step))
     files = describe_files(folder, sorted(files_below(folder)))
-    saved_at = SaveTimes().next(folder.parent)
+    saved_at = SaveTimes().next(folder)
     manifest = Manifest(FORMAT, "0.1", "2.13", "3.11", saved_at, 0.0, step, 0, 1, tuple(files))
     write_manifest(folder, manifest)
 

@@ -47,12 +47,13 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         save(tmp_path / f"checkpoint_{number}", step=number)
     assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(tmp_path)] == [9, 10, 11]
     times = SaveTimes()
-    assert times.next(tmp_path) > 1e9 - 9
+    assert times.next(tmp_path / "other") > 1e9 - 9
     with monkeypatch.context() as patch:  # the first save alone reads manifests
         patch.setattr(folders, "read_manifest", None)
-        assert times.next(tmp_path) > 1e9 - 9
+        assert times.next(tmp_path / "other") > 1e9 - 9
         assert prune(tmp_path, 3, "checkpoint_") == {}
-    assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
+        times.prune(tmp_path, 2, "checkpoint_")
+    assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_10"]
     assert prune(tmp_path, 0) == {}
     assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(tmp_path)] == [11]
 
