@@ -6,13 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headway.ipc.origin import Layer, Origin
-from headway.launcher.plan.build import build_plan
-from headway.launcher.plan.program import Program
 from headway.machine.devices import ALL, DeviceSpec, Name, parse_devices
 from headway.machine.facts import EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
+from tests.launcher.plan.planning import plan, set_by
 
 IDLE = GpuUse(4 * 2**20, 0, ())
 
@@ -139,12 +135,10 @@ def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
     wanted: list[Name] = data.draw(
         st.lists(st.integers(0, len(visible) - 1), min_size=1, unique=True)
     )
-    entry = Entry([str(name) for name in wanted], Origin(Layer.FLAG, flag="--devices"))
-    chosen = resolve([{"devices": entry}], machine, {})
-    selected = chosen.devices.select(visible).indices
-    plan = build_plan(chosen, machine, Program("a.py"), python=["python"], environ={})
-    assert plan.gpus == selected
-    changes = plan.environment
+    launch = plan(machine, devices=[str(name) for name in wanted])
+    selected = launch.settings.devices.select(visible).indices
+    assert launch.gpus == selected
+    changes = set_by(launch)
     if "CUDA_VISIBLE_DEVICES" in changes:
-        machine = machine._replace(mask=changes["CUDA_VISIBLE_DEVICES"].value)
+        machine = machine._replace(mask=changes["CUDA_VISIBLE_DEVICES"])
     assert list(machine.visible_gpus) == [visible[index] for index in selected]

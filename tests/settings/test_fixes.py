@@ -10,14 +10,14 @@ import pytest
 
 from headway.commands.doctor import OK, Check, machine_problems
 from headway.errors import Code, Problem
-from headway.ipc.origin import Layer, Origin
+from headway.ipc.origin import Layer
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import problems
-from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import Settings
+from tests.launcher.plan.planning import said
 from tests.machines.recorded import (
     RECORDINGS,
     Recorded,
@@ -80,14 +80,7 @@ MACHINES = [
 
 
 def settings_of(sources: Sources, machine: Machine) -> Settings:
-    layers = [
-        {
-            name: Entry(raw, Origin(layer, variable=TABLE[name].variable, flag=TABLE[name].flag))
-            for name, raw in sources.get(layer, {}).items()
-        }
-        for layer in LAYERS
-    ]
-    return resolve(layers, machine, {})
+    return resolve([said(layer, **sources.get(layer, {})) for layer in LAYERS], machine, {})
 
 
 STEP = re.compile(  # in the words of a fix: to set or to remove a setting, or one variable
@@ -159,28 +152,27 @@ def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer:
     }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_fix_says_how_to_take_its_steps_where_the_setting_was_set(layer: Layer) -> None:
+@pytest.mark.parametrize(
+    ("layer", "to_set", "to_remove"),
+    [
+        (Layer.USER_PROFILE, "set `mixed_precision: bf16`", "remove RANK from `env`"),
+        (
+            Layer.ENVIRONMENT,
+            "`export HEADWAY_MIXED_PRECISION=bf16`",
+            "remove RANK from HEADWAY_ENV",
+        ),
+        (Layer.FLAG, "pass --mixed-precision bf16", "remove RANK from --env"),
+    ],
+)
+def test_a_fix_says_how_to_take_its_steps_where_the_setting_was_set(
+    layer: Layer, to_set: str, to_remove: str
+) -> None:
     machine = load("laptop_cpu")
     sources = {layer: {"device": "cpu", "mixed_precision": "fp16"}}
     (problem,) = problems(settings_of(sources, machine), machine)
-    assert (
-        problem.fix
-        == {
-            Layer.USER_PROFILE: "set `mixed_precision: bf16`",
-            Layer.ENVIRONMENT: "`export HEADWAY_MIXED_PRECISION=bf16`",
-            Layer.FLAG: "pass --mixed-precision bf16",
-        }[layer]
-    )
+    assert problem.fix == to_set
     (problem,) = problems(settings_of({layer: {"env": {"RANK": "1"}}}, machine), machine)
-    assert (
-        problem.fix
-        == {
-            Layer.USER_PROFILE: "remove RANK from `env`",
-            Layer.ENVIRONMENT: "remove RANK from HEADWAY_ENV",
-            Layer.FLAG: "remove RANK from --env",
-        }[layer]
-    )
+    assert problem.fix == to_remove
 
 
 def shell(command: str, recording: Recording) -> Recording:

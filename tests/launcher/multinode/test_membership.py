@@ -7,22 +7,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.errors import LaunchError
-from headway.ipc.origin import Layer, Origin
 from headway.launcher.multinode import network
 from headway.launcher.multinode.network import listen_as_machine_0
-from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
-from headway.machine.facts import Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
-from tests.distributed.launching import free_port
+from tests.distributed.launching import free_port, script
 from tests.launcher.multinode.test_hub_and_members import open_hub
+from tests.launcher.plan.planning import plan
 
 pytest.importorskip("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -32,18 +28,10 @@ from headway.launcher.multinode.membership import MultiNodeRendezvous
 
 
 def machine_1(port: int, join_timeout_s: float, **settings: str) -> MultiNodeRendezvous:
-    Path("script.py").write_text("pass")
-    flags = {"num_machines": "2", "machine_rank": "1", "main_address": "127.0.0.1"}
-    values = {**flags, "main_port": str(port), "device": "cpu", **settings}
-    typed = {name: Entry(text, Origin(Layer.FLAG, flag=name)) for name, text in values.items()}
-    plan = build_plan(
-        resolve([typed], Machine(), {}),
-        Machine(),
-        Program("script.py"),
-        python=["python"],
-        environ={},
-    )
-    return MultiNodeRendezvous(plan, {}, "run", join_timeout_s)
+    usual = {"num_machines": "2", "machine_rank": "1", "main_address": "127.0.0.1"}
+    flags: dict[str, Any] = {**usual, "main_port": str(port), **settings}
+    launch = plan(program=Program(script("pass")), **flags)
+    return MultiNodeRendezvous(launch, {}, "run", join_timeout_s)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE
+from headway.settings.table import TABLE, Settings
 from tests.machines.recorded import load
 
 LAPTOP = Machine(cores=8, cores_reason="8 usable cores")
@@ -30,6 +30,20 @@ def said(layer: Layer, **values: Any) -> Entries:
         name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
         for name, raw in values.items()
     }
+
+
+def settings_of(
+    machine: Machine = LAPTOP,
+    environ: Mapping[str, str] = {},
+    *,
+    layer: Layer = Layer.FLAG,
+    joins_cluster: bool = False,
+    **values: Any,
+) -> Settings:
+    """Return the settings of a machine on which these are said in this layer."""
+    layers = [said(layer, **values)]
+    cluster = cluster_layer(environ, layers) if joins_cluster else {}
+    return resolve(layers, machine, environ, cluster)
 
 
 def plan(
@@ -46,9 +60,7 @@ def plan(
 ) -> LaunchPlan:
     """Return the plan for a machine on which these settings are said in this layer."""
     environ = environ or {}
-    layers = [said(layer, **values)]
-    cluster = cluster_layer(environ, layers) if joins_cluster else {}
-    settings = resolve(layers, machine, environ, cluster)
+    settings = settings_of(machine, environ, layer=layer, joins_cluster=joins_cluster, **values)
     return build_plan(
         settings,
         machine,

@@ -4,33 +4,25 @@ may take to stop.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headway.errors import Code, ConfigError
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, KEY_VARIABLE, Ranks
-from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.program import Program
-from tests.launcher.clusters.test_cluster import settings_in
 from tests.launcher.clusters.test_detection import STEP
-from tests.machines.recorded import load
+from tests.launcher.plan.planning import planned, set_by
 
 TASKS = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 TASK = Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2)
 
 
 def plan(machine: str = "laptop_cpu", **flags: str) -> LaunchPlan:
-    settings = settings_in(TASKS, **{"device": "cpu", **flags})
-    return build_plan(
-        settings,
-        load(machine),
-        Program("train.py"),
-        python=["python"],
-        environ={**TASKS, "RANK": "0", KEY_VARIABLE: "secret"},
-        task=TASK,
-        job="3",
-    )
+    environ = {**TASKS, "RANK": "0", KEY_VARIABLE: "secret"}
+    values: dict[str, Any] = {"device": "cpu", **flags}
+    return planned(machine, environ, joins_cluster=True, **values)
 
 
 def refused(machine: str = "laptop_cpu", **flags: str) -> str:
@@ -44,20 +36,18 @@ def refused(machine: str = "laptop_cpu", **flags: str) -> str:
 def test_the_task_replaces_the_launcher_with_the_variables_of_its_rank() -> None:
     found = plan()
     assert found.supervised is None
-    variables = {name: change.value for name, change in found.environment.items()}
-    assert (
-        variables.items()
-        >= {
-            "RANK": "3",
-            "LOCAL_RANK": "1",
-            "WORLD_SIZE": "4",
-            "LOCAL_WORLD_SIZE": "2",
-            "GROUP_RANK": "1",
-            "GROUP_WORLD_SIZE": "2",
-            "MASTER_ADDR": "n1",
-            "MASTER_PORT": str(found.settings.main_port),
-        }.items()
-    )
+    variables = set_by(found)
+    expected = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": str(found.settings.main_port),
+    }
+    assert variables.items() >= expected.items()
     assert variables[KEY_VARIABLE] is None  # it is the launchers'
     assert variables[ALLOCATION_VARIABLE] == "3:"
     assert "this is rank 3" in describe(found)

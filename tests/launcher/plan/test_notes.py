@@ -6,27 +6,18 @@ from typing import Any
 
 import pytest
 
-from headway.ipc.origin import Layer, Origin
 from headway.ipc.records import FeatureUse
 from headway.launcher.plan.notes import final_notes, unused
-from headway.machine.facts import Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
-from headway.settings.table import Settings
 from tests.launcher.plan.planning import plan
+from tests.launcher.plan.planning import settings_of as settings
 
 NOTHING = FeatureUse(accelerator=False, group=False)
 GROUP = FeatureUse(accelerator=False, group=True)
 ACCELERATOR = FeatureUse(accelerator=True, group=True)
 
 
-def settings(**values: Any) -> Settings:
-    layer = {name: Entry(raw, Origin(Layer.FLAG, flag=f"--{name}")) for name, raw in values.items()}
-    return resolve([layer], Machine(cores=8))
-
-
 def test_one_machine_that_may_be_the_only_one_is_not_told_about_groups() -> None:
-    elastic = {"num_machines": "1:2", "main_address": "a", "num_processes": "1"}
+    elastic: dict[str, Any] = {"num_machines": "1:2", "main_address": "a", "num_processes": "1"}
     assert unused(settings(**elastic), [GROUP._replace(group=False)]) == []
     (note,) = unused(
         settings(**elastic | {"num_processes": "2"}), [GROUP._replace(group=False)] * 2
@@ -37,7 +28,7 @@ def test_one_machine_that_may_be_the_only_one_is_not_told_about_groups() -> None
 def test_a_precision_without_an_accelerator_is_named_with_its_origin() -> None:
     (note,) = unused(settings(num_processes="2", mixed_precision="bf16"), [GROUP, GROUP])
     assert "mixed_precision bf16 was not used" in note
-    assert "--mixed_precision" in note
+    assert "--mixed-precision" in note
 
 
 def test_ranks_without_a_group_are_named_in_the_same_note() -> None:

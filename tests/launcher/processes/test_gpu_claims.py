@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 
 from headway.errors import MachineError
-from headway.ipc.origin import Layer, Origin
 from headway.launcher.processes import gpu_claims
 from headway.launcher.processes.gpu_claims import claim_idle, waiting_launches, with_claims
 from headway.machine.facts import Gpu, GpuUse, Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 from tests.another_user import NOBODY, fork_as, needs_root
 from tests.distributed.launching import begin
+from tests.launcher.plan.planning import settings_of
 from tests.waiting import wait_until
 
 IDLE = GpuUse(0, 0, ())
@@ -61,7 +59,7 @@ def open_sockets() -> set[int]:
 
 
 def asking_for(devices: str) -> Settings:
-    return resolve([{"devices": Entry(devices, Origin(Layer.FLAG, flag="--devices"))}], FOUR, {})
+    return settings_of(FOUR, devices=devices)
 
 
 def run_code(code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -192,8 +190,7 @@ def test_nobody_waits_for_more_gpus_than_can_become_idle(
 
 def test_only_what_is_used_is_claimed() -> None:
     slices = FOUR._replace(gpus=tuple(gpu._replace(slice_of="GPU-x") for gpu in FOUR.gpus))
-    entry = Entry("idle:2", Origin(Layer.FLAG, flag="--devices"))
-    claim_idle(resolve([{"devices": entry}], slices, {}), lambda: slices, None)
+    claim_idle(settings_of(slices, devices="idle:2"), lambda: slices, None)
     assert [bool(gpu.claimed_by) for gpu in with_claims(FOUR).gpus] == [True] + [False] * 3
 
 

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from headway.errors import LaunchError
-from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.launcher.processes import starter as starting
 from headway.launcher.rank import worker
-from headway.settings.resolve import resolve
 from tests.distributed.launching import environment, run
-from tests.machines.recorded import load
+from tests.launcher.plan.planning import plan
 
 pytestmark = pytest.mark.processes
 
@@ -30,11 +28,8 @@ def other_children_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def error_of_start(code: str, monkeypatch: pytest.MonkeyPatch) -> Exception:
     """Start a server that runs this code instead; return why it starts no rank."""
     monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
-    machine = load("laptop_cpu")
-    plan = build_plan(
-        resolve([], machine, {}), machine, Program("a.py"), python=[sys.executable], environ={}
-    )
-    starter = starting.Starter(plan, os.environ)
+    launch = plan(program=Program("a.py"), python=[sys.executable])
+    starter = starting.Starter(launch, os.environ)
     try:
         with pytest.raises((LaunchError, starting.ServerExited)) as raised:
             starter.start({}, (), lambda: None)
