@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
 
 from headway.commands.main import main
 from headway.ipc.origin import Layer
@@ -14,9 +16,14 @@ from headway.settings.setting import Raw
 from tests.distributed.launching import environment
 
 
-def run(*words: str) -> tuple[int, str]:
-    """Return the exit code and all that is printed; a traceback would be an exception here."""
-    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(printed):
+def run(*words: str, **variables: str) -> tuple[int, str]:
+    """Return the exit code and all that is printed; a traceback would be an exception here.
+
+    Args:
+        variables: of the environment, beside those of the test.
+    """
+    environ = patch.dict(os.environ, variables)
+    with environ, redirect_stdout(io.StringIO()) as printed, redirect_stderr(printed):
         return main(words), printed.getvalue()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.main import main
+from tests.commands.running import run
 
 pytest.importorskip("torch")
 
@@ -28,12 +28,10 @@ def script() -> Path:
     return path
 
 
-def test_each_name_has_its_lines_and_all_its_differences(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_name_has_its_lines_and_all_its_differences(script: Path) -> None:
     script.write_text(WHOLE + "accelerator.reduce(1)\n" * 7 + "OneCycleLR(o, 1, len(loader))\n")
-    assert main(["adopt", str(script)]) == 0
-    printed = capsys.readouterr().out
+    code, printed = run("adopt", str(script))
+    assert code == 0
     rows = [line.split()[:3] for line in printed.splitlines()]
     assert rows.count(["4", "differs", "Accelerator.prepare"]) == 4
     assert "4, 12  " in printed  # the lines that may set the length of a schedule
@@ -52,46 +50,39 @@ def test_each_name_has_its_lines_and_all_its_differences(
         ("import os\n", "neither accelerate nor torch"),
     ],
 )
-def test_a_script_without_accelerate_is_shown_its_guide(
-    text: str, guide: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_without_accelerate_is_shown_its_guide(text: str, guide: str) -> None:
     Path("train.py").write_text(text)
-    assert main(["adopt", "train.py"]) == 0
-    printed = capsys.readouterr().out
-    assert guide in printed
+    code, printed = run("adopt", "train.py")
+    assert (code, guide in printed) == (0, True)
     assert "nothing to change; scripts read: train.py\n" in printed
 
 
-def test_what_is_missing_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_makes_the_exit_code_1() -> None:
     Path("train.py").write_text(REFUSED)
-    assert main(["adopt", "train.py"]) == 1
-    said = capsys.readouterr().out
+    code, said = run("adopt", "train.py")
+    assert code == 1
     assert "DistributedDataParallel" in said
     assert "\n-from accelerate import" in said
     assert "\n+from headway import" in said
     assert Path("train.py").read_text() == REFUSED
 
 
-def test_write_changes_the_imports_and_keeps_link_and_permissions(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_write_changes_the_imports_and_keeps_link_and_permissions(script: Path) -> None:
     script.chmod(0o750)
     link = Path("link.py")
     link.symlink_to(script)
-    assert main(["adopt", "--write", str(link)]) == 0
+    assert run("adopt", "--write", str(link))[0] == 0
     assert script.read_text() == WHOLE.replace(
         "import accelerate  #", "import headway.compat as accelerate  #"
     ).replace("from accelerate", "from headway")
     assert stat.S_IMODE(script.stat().st_mode) == 0o750
     assert link.is_symlink()
     assert sorted(os.listdir()) == ["link.py", "train.py"]
-    assert main(["adopt", str(script)]) == 0
-    assert "does not import accelerate" in capsys.readouterr().out
+    code, said = run("adopt", str(script))
+    assert (code, "does not import accelerate" in said) == (0, True)
 
 
-def test_a_folder_is_searched_for_scripts_that_import_accelerate(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_is_searched_for_scripts_that_import_accelerate() -> None:
     texts = {
         "project/train.py": WHOLE,
         "project/sub/evaluate.py": "import accelerate.utils\n",
@@ -103,8 +94,9 @@ def test_a_folder_is_searched_for_scripts_that_import_accelerate(
     for name, text in texts.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
-    assert main(["adopt", "project"]) == 0
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("project/")]
+    code, said = run("adopt", "project")
+    assert code == 0
+    found = [line for line in said.splitlines() if line.startswith("project/")]
     assert found == ["project/train.py", "project/sub/evaluate.py"]
 
 
@@ -117,24 +109,16 @@ def test_a_folder_is_searched_for_scripts_that_import_accelerate(
         ("bytes.py", b"\xff = 1\n"),
     ],
 )
-def test_what_cannot_be_read_as_a_script_is_an_error(
-    name: str, content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read_as_a_script_is_an_error(name: str, content: bytes) -> None:
     Path(name).write_bytes(content)
-    assert main(["adopt", "--write", name]) == 2
-    assert name in capsys.readouterr().err
+    code, error = run("adopt", "--write", name)
+    assert (code, name in error) == (2, True)
     assert Path(name).read_bytes() == content
 
 
-def test_a_script_that_is_not_there_and_no_script_are_errors() -> None:
-    assert main(["adopt", "train.py"]) == 2
-    assert main(["adopt"]) == 2
-
-
-def test_a_script_that_cannot_be_written_stays_as_it_is(
-    ordinary_user: None, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_script_that_cannot_be_written_stays_as_it_is(script: Path) -> None:
     script.chmod(0o444)
-    assert main(["adopt", "--write", str(script)]) == 2
-    assert "cannot write" in capsys.readouterr().err
+    code, error = run("adopt", "--write", str(script))
+    assert (code, "cannot write" in error) == (2, True)
     assert script.read_text() == WHOLE

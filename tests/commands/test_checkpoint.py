@@ -12,6 +12,7 @@ import pytest
 from headway.commands.main import main
 from headway.errors import CheckpointError, ConfigError, MachineError
 from tests.checkpoint.saved import rewrite, save
+from tests.commands.running import run
 
 FOLDER = Path("runs/checkpoints")
 
@@ -22,26 +23,24 @@ def saved(own_surroundings: None) -> None:
         save(FOLDER / f"checkpoint_{step}", step=step)
 
 
-def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["checkpoint", "ls", str(FOLDER)]) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split()[:3] for line in lines] == [
+def listed(folder: Path = FOLDER) -> list[str]:
+    """Return the lines of a list, below its head."""
+    code, text = run("checkpoint", "ls", str(folder))
+    assert code == 0, text
+    return text.splitlines()[1:]
+
+
+def test_a_list_has_the_oldest_first_with_their_steps_ranks_and_sizes() -> None:
+    rewrite(FOLDER / "checkpoint_10", lambda fields: fields.update(world_size=8))
+    rows = [re.split("  +", line) for line in listed()]
+    assert [row[:3] for row in rows] == [
         [f"checkpoint_{step}", "complete", str(step)] for step in (9, 10, 11)
     ]
+    assert [row[4] for row in rows] == ["1", "8", "1"]
+    assert " B " in listed()[0]  # not 0.0 MiB
 
 
-def test_a_list_says_of_how_many_ranks_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
-    rewrite(FOLDER / "checkpoint_10", lambda fields: fields.update(world_size=8))
-    assert main(["checkpoint", "ls", str(FOLDER)]) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
-    ranks = [re.split("  +", line)[4] for line in lines]
-    assert ranks == ["1", "8", "1"]
-    assert " B " in lines[0]  # not 0.0 MiB
-
-
-def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_says_which_checkpoints_lack_something() -> None:
     (FOLDER / "checkpoint_9" / "values.json").unlink()
     (FOLDER / "checkpoint_10" / "values.json").write_text("longer than it was")
     save(FOLDER / "checkpoint_12")
@@ -51,9 +50,8 @@ def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixt
     (FOLDER / "checkpoint_13" / "values.json").symlink_to("/dev/zero")
     for kind in ("tmp", "old", "trash"):
         (FOLDER / f".{kind}-checkpoint_14-00000000").mkdir()
-    assert main(["checkpoint", "ls", str(FOLDER.parent)]) == 0
-    listed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert {name: (state, step) for name, state, step, *_ in listed} == {
+    rows = [line.split() for line in listed(FOLDER.parent)]
+    assert {name: (state, step) for name, state, step, *_ in rows} == {
         "checkpoint_9": ("incomplete", "9"),
         "checkpoint_10": ("incomplete", "10"),
         "checkpoint_11": ("complete", "11"),
@@ -64,20 +62,16 @@ def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixt
     }
 
 
-def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["checkpoint", "ls"]) == 0
-    assert "no checkpoints in" in capsys.readouterr().err
-    project = str(FOLDER.parent)
+def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it() -> None:
+    code, text = run("checkpoint", "ls")
+    assert (code, "no checkpoints in" in text) == (0, True)
     (FOLDER.parent / "latest").symlink_to("checkpoints/checkpoint_11")
-    assert main(["checkpoint", "ls", project]) == 0
-    assert "checkpoint_11" in capsys.readouterr().out
-    assert main(["checkpoint", "prune", project, "--keep", "1"]) == 0
+    assert "checkpoint_11" in "".join(listed(FOLDER.parent))
+    assert run("checkpoint", "prune", str(FOLDER.parent), "--keep", "1")[0] == 0
     assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
     FOLDER.parent.rename("-mine")
-    assert main(["checkpoint", "verify", "--", "-mine"]) == 0
-    assert "-mine/checkpoints/checkpoint_11: ok" in capsys.readouterr().out
+    code, text = run("checkpoint", "verify", "--", "-mine")
+    assert (code, "-mine/checkpoints/checkpoint_11: ok" in text) == (0, True)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
@@ -108,23 +102,20 @@ def test_what_could_not_be_removed_is_not_said_to_be(
     assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
 
 
-def test_no_name_reaches_the_terminal_with_its_control_characters(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_name_reaches_the_terminal_with_its_control_characters() -> None:
     odd = FOLDER / "a\x1b[2J\nb"
     (FOLDER / "checkpoint_9").rename(odd)
     (odd / "\x1b]0;c\x07").write_text("")
-    for words in (["ls", str(FOLDER)], ["verify", str(odd)], ["ls", f"{odd}-"]):
-        is_absent = words[-1].endswith("-")  # an error, as it is for `verify`
-        assert main(["checkpoint", *words]) == (CheckpointError.exit_code if is_absent else 0)
+    shown = [run("checkpoint", "ls", str(FOLDER)), run("checkpoint", "verify", str(odd))]
+    shown += [run("checkpoint", "ls", f"{odd}-")]  # which is absent
     rewrite(odd, lambda fields: fields["files"][0].update(path="\x1b[2J"))
-    assert main(["checkpoint", "verify", str(odd)]) == CheckpointError.exit_code
-    assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
-    streams = capsys.readouterr()
-    for char in "\x1b\x07":
-        assert char not in streams.out + streams.err
-    assert "\nb" not in streams.out + streams.err
-    assert r"a\x1b[2J\nb" in streams.out
+    shown += [run("checkpoint", "verify", str(odd))]
+    shown += [run("checkpoint", "prune", str(FOLDER), "--keep", "1")]
+    assert [code for code, _ in shown] == [0, 0, *[CheckpointError.exit_code] * 2, 0]
+    text = "".join(text for _, text in shown)
+    for chars in ("\x1b", "\x07", "\nb"):
+        assert chars not in text
+    assert r"a\x1b[2J\nb" in shown[0][1]
 
 
 def test_prune_keeps_the_newest_and_what_is_being_saved() -> None:
@@ -132,24 +123,6 @@ def test_prune_keeps_the_newest_and_what_is_being_saved() -> None:
     left.mkdir()
     assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
     assert sorted(path.name for path in FOLDER.iterdir()) == [left.name, "checkpoint_11"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["list"],
-        ["prune", "."],
-        ["prune", "--keep", "1"],
-        ["prune", ".", "--keep", "0"],
-        ["prune", ".", "--keep", "many"],
-        ["ls", "a", "b"],
-        ["verify", ".", "--keep", "1"],
-    ],
-)
-def test_words_that_make_no_command_are_refused(words: list[str]) -> None:
-    assert main(["checkpoint", *words]) == ConfigError.exit_code
-    assert len(list(FOLDER.iterdir())) == 3
 
 
 # ---------------------------------------------------------------------- export

@@ -114,38 +114,6 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["estimate", "--devices", "H100-80GB", "--strategy", "ddpp", "script.py"],
-        ["estimate", "--devices", "H100-80GB", "--cpu", "script.py"],
-        ["estimate", "--devices", "H100-80GB", "--strategy", "fsdp", "script.py"],
-        ["estimate", "--devices", "H100-80GB", "--time-limit", "soon", "script.py"],
-        ["estimate", "--devices", "H100-80GB", "--time-limit", "0", "script.py"],
-        ["estimate", "--devices", "H100-80GB", "missing.py"],
-        ["estimate", "--devices", "H100-80GB"],
-    ],
-)
-def test_a_wrong_command_line_is_refused_before_anything_is_run(words: list[str]) -> None:
-    Path("script.py").write_text("raise SystemExit('was run')")
-    code, printed = run(*words)
-    assert code == 2
-    assert "error:" in printed
-    assert "fix:" in printed
-    assert "was run" not in printed
-
-
-@pytest.mark.processes
-def test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help() -> None:
-    code = (
-        "import sys; from headway.commands.main import main\n"
-        "try: main(['estimate', '--help'])\n"
-        "except SystemExit: pass\n"
-        "assert 'torch' not in sys.modules and 'rich' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-
-
 @pytest.fixture
 def warm(warm_pythons: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fork the process that follows a script."""
@@ -213,11 +181,11 @@ def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
 def test_the_time_limit_is_waited_for_once() -> None:
     pytest.importorskip("torch")
     Path("endless.py").write_text(f"{TRAINING[: TRAINING.index('for')]}import time; time.sleep(99)")
-    attempt = Trial("endless.py", (), time_limit_s=3, world_size=2)
+    attempt = Trial("endless.py", (), time_limit_s=1, world_size=2)
     with Planner([sys.executable], environment()) as planner:
         devices = Devices("cpu", "CPU", 2**40, 2)
         [found] = planner.run_all(ROWS, attempt, devices)
-    assert "no second optimizer step within 3 s" in found.result.failed_at
+    assert "no second optimizer step within 1 s" in found.result.failed_at
 
 
 @pytest.mark.processes

@@ -41,22 +41,6 @@ def test_a_dry_run_shows_the_launch_of_each_host_without_secrets(script: str) ->
     assert "dont-tell" not in text
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--hosts", "a,a"],
-        ["--hosts", "a,b", "--num-machines", "3"],
-        ["--hosts", "a,b", "--machine-rank", "1"],
-        ["--hosts", "a,b", "--in-process"],
-        ["--hostfile", "hosts.txt"],
-        ["--hosts", "a,b", "--mixed-precision", "fp16", "--cpu"],
-    ],
-)
-def test_hosts_that_contradict_another_setting_are_refused(words: list[str], script: str) -> None:
-    code, text = run("launch", *words, "--dry-run", script)
-    assert code == 2, text
-
-
 def test_a_flag_is_stronger_than_the_hosts_of_a_profile_and_none_stays_here(script: str) -> None:
     Path("headway.yaml").write_text("hosts: [of-the-profile]\n")
     code, text = run("launch", "--hosts", "of-the-flag", "--dry-run", script)
@@ -142,10 +126,3 @@ def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:
     assert forwarded_env(caller) == {"A": "1", "PATH": "p"}
     own = {"HOME": "/there", "PATH": "short", "B": "2"}
     assert remote_env(own, forwarded_env(caller)) == {"HOME": "/there", "A": "1", "PATH": "p"}
-
-
-def test_messages_are_lines_whatever_they_hold() -> None:
-    end = LaunchEnd(3, "error: two\nlines \u2713")
-    line = encode(end)
-    assert line.count(b"\n") == 1
-    assert decode(LaunchEnd, line) == end
