@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from headway.machine.devices import parse_devices
 from headway.machine.facts import NEWEST_TORCH, Machine, load_machine
 from headway.machine.source import Source
 from headway.settings.resolve import environment_layer, resolve
+from tests.commands.running import run
 from tests.conftest import REPOSITORY
-from tests.distributed.launching import environment
 from tests.machines.recorded import (
     FOLDER,
     RECORDINGS,
@@ -116,17 +116,14 @@ def test_a_torch_that_is_too_old_is_an_error() -> None:
     assert f"torch=={'.'.join(map(str, NEWEST_TORCH))}." in text
 
 
-def test_an_error_makes_the_exit_code_1_and_json_holds_machine_and_checks(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_error_makes_the_exit_code_1_and_json_holds_machine_and_checks() -> None:
     recorded = str(FOLDER / "driver_too_old.json")
-    assert main(["doctor", "--machine", recorded, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+    code, text = run("doctor", "--machine", recorded, "--json")
+    told = json.loads(text)
+    assert code == 1
     assert told["machine"]["driver"] == "535.129.03"
     skipped = [check["check"] for check in told["checks"] if check["status"] == SKIPPED]
     assert skipped == list(doctor.LIVE)
-    assert main(["doctor", "--machine", str(FOLDER / "gpu_4.json")]) == 0
-    assert "skipped" in capsys.readouterr().out
 
 
 def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: Any) -> str:
@@ -168,15 +165,13 @@ def test_what_only_torch_knows_is_asked_of_a_child(
 
 
 def test_doctor_names_the_pip_of_its_own_python_for_this_machine_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = str(FOLDER / "cpu_torch_on_gpu_box.json")
     monkeypatch.setattr(doctor, "_live_checks", lambda _: [])
-    main(["doctor", "--machine", recorded])
-    assert "`pip install --force-reinstall torch" in capsys.readouterr().out
+    assert "`pip install --force-reinstall torch" in run("doctor", "--machine", recorded)[1]
     monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: load_machine(recorded))
-    main(["doctor"])
-    assert f"{sys.executable} -m pip install --force-reinstall torch" in capsys.readouterr().out
+    assert f"{sys.executable} -m pip install --force-reinstall torch" in run("doctor")[1]
 
 
 def test_mig_slices_are_one_gpu_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,31 +195,25 @@ def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_a_writable_temporary_folder_headway_test_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reason = "No usable temporary directory found in ['/tmp']"
     monkeypatch.setattr(tempfile, "gettempdir", failing(FileNotFoundError(2, reason)))
-    assert main(["test"]) == 3
-    assert "export TMPDIR=FOLDER" in capsys.readouterr().err
+    code, error = run("test")
+    assert (code, "export TMPDIR=FOLDER" in error) == (3, True)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "test --cpu",
-        f"estimate --devices 4xcpu {__file__}",
-    ],
-)
+@pytest.mark.parametrize("command", ["test --cpu", f"estimate --devices 4xcpu {__file__}"])
 def test_a_training_without_torch_is_refused_before_it_starts(
-    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("headway.commands.main._PACKAGES", ("torch",))
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("it was started"))
-    assert main(words.split()) == 3
-    error = capsys.readouterr().err
-    command = words.split()[0]
-    assert error.startswith(f"error: `headway {command}` requires torch, which is not installed")
+    words = command.split()
+    code, error = run(*words)
+    assert code == 3
+    assert error.startswith(f"error: `headway {words[0]}` requires torch, which is not installed")
     assert f"`{sys.executable} -m pip install torch`" in error
 
 
@@ -251,32 +240,26 @@ def test_a_python_that_does_not_start_or_says_nothing_sensible_is_an_error(
     assert finding.fix
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["launch", "--dry-run"]])
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-@pytest.mark.processes
+@pytest.mark.parametrize(
+    "command", ["doctor --machine there.json", "launch --machine there.json --dry-run -m this"]
+)
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", rb"1 GPU (\xe9 \ud800)"), ("utf-8", b"1 GPU (\xc3\xa9 \\ud800)")],
+)
 def test_characters_that_the_terminal_cannot_show_are_escaped(
-    words: list[str], encoding: str
+    command: str, encoding: str, shown: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("train.py").touch()
-    there = changed("gpu_1", "gpus[0].name", "é \ud800")
-    Path("machine.json").write_text(json.dumps(there))
-    script = ["train.py"] if words[0] == "launch" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "headway", *words, "--machine", "machine.json", *script],
-        env=environment(PYTHONIOENCODING=encoding),
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
-    shown = {"ascii": rb"1 GPU (\xe9 \ud800)", "utf-8": b"1 GPU (\xc3\xa9 \\ud800)"}
-    assert shown[encoding] in done.stdout
+    Path("there.json").write_text(json.dumps(changed("gpu_1", "gpus[0].name", "é \ud800")))
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding))
+    assert main(command.split()) == 0
+    assert shown in terminal.getvalue()
 
 
-def test_a_home_that_is_no_place_is_not_looked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "o")
-    main(["doctor", "--machine", str(FOLDER / "laptop_cpu.json")])
-    assert "no NVIDIA driver" in capsys.readouterr().out
+def test_a_home_that_is_no_place_is_not_looked_for() -> None:
+    recorded = str(FOLDER / "laptop_cpu.json")
+    assert "no NVIDIA driver" in run("doctor", "--machine", recorded, HOME="o")[1]
 
 
 @pytest.mark.parametrize("no_colour", ["", "1"])
@@ -293,14 +276,9 @@ def test_on_a_terminal_the_table_has_a_head_and_colours_unless_they_are_unwanted
     assert ("\x1b[33mwarning" in out) == (not no_colour)
 
 
-def test_through_a_pipe_nothing_is_coloured_wrapped_or_cut(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCL_TOPO_FILE", "/a folder" * 50)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main(["env"]) == 0
-    out = capsys.readouterr().out
+def test_through_a_pipe_nothing_is_coloured_wrapped_or_cut() -> None:
+    code, out = run("env", NCCL_TOPO_FILE="/a folder" * 50, FORCE_COLOR="1", COLUMNS="40")
+    assert code == 0
     assert f" {'/a folder' * 50!r}\n" in out
     assert "\x1b" not in out
     assert " \n" not in out
@@ -318,10 +296,10 @@ def test_on_a_narrow_terminal_nothing_of_a_table_is_cut_off(
 
 @pytest.mark.parametrize("words", [["env"], ["env", "--json"], ["doctor", "--json"]])
 def test_secrets_addresses_and_the_home_folder_are_told_to_nobody(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_live_checks", lambda _: [Check("x", OK, "in /home/jane/x")])
-    for name, text in {
+    variables = {
         "HOME": "/home/jane",
         "NVIDIA_API_KEY": "nvapi-1",
         "TORCH_HOME": "/home/jane/torch",
@@ -329,34 +307,28 @@ def test_secrets_addresses_and_the_home_folder_are_told_to_nobody(
         "HEADWAY_MAIN_ADDRESS": "gpu7.example.org",
         "SLURM_STEP_NODELIST": "gpu[7-9]",
         "HEADWAY_ENV": "'HF_TOKEN=hf_1' 'A=hf_1 b'",
-    }.items():
-        monkeypatch.setenv(name, text)
-    main(words)
-    out = capsys.readouterr().out
+    }
+    _, out = run(*words, **variables)
     for secret in ("nvapi-1", "NVIDIA_API_KEY", "jane", "gpu7", "gpu[7", "hf_1"):
         assert secret not in out
     assert socket.gethostname() not in out.split()
     assert "~/torch" in out
 
 
-def test_a_snapshot_with_hidden_values_can_be_replayed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEADWAY_MAIN_ADDRESS", "gpu7.example.org")
-    main(["env", "--json"])
-    (tmp_path / "machine.json").write_text(capsys.readouterr().out)
-    host = load_machine(str(tmp_path / "machine.json")).host
+def test_a_snapshot_with_hidden_values_can_be_replayed() -> None:
+    text = run("env", "--json", HEADWAY_MAIN_ADDRESS="gpu7.example.org")[1]
+    Path("machine.json").write_text(text)
+    host = load_machine("machine.json").host
     assert host is not None
     settings = resolve([environment_layer(host.variables)], Machine(), {})
     assert settings.main_address == "hidden"
 
 
-def test_env_as_json_is_this_machine_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["env", "--json"]) == 0
-    (tmp_path / "machine.json").write_text(capsys.readouterr().out)
-    assert load_machine(str(tmp_path / "machine.json")) == detect_machine(full=True)
+def test_env_as_json_is_this_machine_again() -> None:
+    code, text = run("env", "--json")
+    assert code == 0
+    Path("machine.json").write_text(text)
+    assert load_machine("machine.json") == detect_machine(full=True)
 
 
 @pytest.mark.parametrize(

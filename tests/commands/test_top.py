@@ -6,18 +6,17 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from headway.commands import top
-from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc.records import StepStats
 from headway.launcher.diagnosis import run_socket
 from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 from headway.launcher.step_stats.run_stats import RunStats
+from tests.commands.running import run
 from tests.launcher.step_stats.test_run_stats import SLOW, USUAL, WAITING
 
 OTHER = ActiveRun(4321, "other.py", 1, 0, 1, 2e9)
@@ -33,7 +32,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStats]:
     own = {
         address
         for address in run_socket._list_addresses()
-        if (run := run_socket._ask(address)[0]) and run.pid == os.getpid()
+        if (found := run_socket._ask(address)[0]) and found.pid == os.getpid()
     }
     monkeypatch.setattr(run_socket, "_list_addresses", lambda: [*own])
     other = RunStats()
@@ -45,10 +44,10 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStats]:
     opened.close()
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    assert main(["top", "--json"]) == 0
-    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
-    return runs
+def printed(*words: str) -> str:
+    code, text = run("top", *words)
+    assert code == 0, text
+    return text
 
 
 def slow_down(stats: RunStats, *records: StepStats) -> None:
@@ -65,11 +64,9 @@ def screen(width: int, word: str | None = "mine", runs: list[top.Watched] | None
     return console.export_text()
 
 
-def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
-    launch: RunStats, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(launch: RunStats) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    run, other = printed(capsys)
+    run, other = json.loads(printed("--json"))["runs"]
     assert (run["program"], len(run["ranks"])) == ("train.py", 4)
     assert run["slowest"]["rank"] == 2
     assert run["slowest"]["cause"] == "data"
@@ -82,12 +79,9 @@ def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
     assert other["ranks"][0]["step"] == 100
 
 
-def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
-    launch: RunStats, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(launch: RunStats) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    assert main(["top", str(os.getpid())]) == 0
-    out = capsys.readouterr().out
+    out = printed(str(os.getpid()))
     assert "train.py" in out
     assert "100/1000" in out
     assert "line \\x1b[31mof 3" in out  # a rank cannot move the cursor
@@ -96,11 +90,8 @@ def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
 
 @pytest.mark.usefixtures("launch")
 @pytest.mark.parametrize("words", [["4321", "--json"], ["--json", "4321"]])
-def test_flags_are_taken_on_both_sides_of_the_run(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["top", *words]) == 0
-    assert [run["pid"] for run in json.loads(capsys.readouterr().out)["runs"]] == [4321]
+def test_flags_are_taken_on_both_sides_of_the_run(words: list[str]) -> None:
+    assert [run["pid"] for run in json.loads(printed(*words))["runs"]] == [4321]
 
 
 def test_a_run_that_is_not_there_is_refused(launch: RunStats) -> None:
@@ -108,38 +99,30 @@ def test_a_run_that_is_not_there_is_refused(launch: RunStats) -> None:
         top.main(["1"])
 
 
-def test_before_the_first_step_there_are_no_ranks(
-    launch: RunStats, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert printed(capsys)[0]["ranks"] == []
-    assert main(["top", str(os.getpid())]) == 0
-    assert capsys.readouterr().out.endswith("no rank has reported an optimizer step yet\n")
+@pytest.mark.usefixtures("launch")
+def test_before_the_first_step_there_are_no_ranks() -> None:
+    assert json.loads(printed("--json"))["runs"][0]["ranks"] == []
+    assert printed(str(os.getpid())).endswith("no rank has reported an optimizer step yet\n")
 
 
 @pytest.mark.usefixtures("launch")
 def test_launches_that_wait_for_idle_gpus_are_listed_in_queue_order(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(top, "waiting_launches", lambda: ["process 41", "process 7"])
-    assert main(["top"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed().splitlines()
     assert lines[:2] == [f"waiting for idle GPUs: {n}" for n in ("1. process 41", "2. process 7")]
     assert "waiting for idle GPUs: 2. process 7" in screen(150)
-    assert main(["top", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["waiting"] == ["process 41", "process 7"]
+    assert json.loads(printed("--json"))["waiting"] == ["process 41", "process 7"]
 
 
-def test_of_several_launches_it_is_said_whose_ranks_are_shown(
-    launch: RunStats, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_launches_it_is_said_whose_ranks_are_shown(launch: RunStats) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     said = "showing the ranks of 4321; `headway top PID` shows another launch"
     assert said in screen(150, None)
     assert "headway top PID" not in screen(150)
-    assert main(["top"]) == 0
-    assert said in capsys.readouterr().out
-    assert main(["top", "4321"]) == 0
-    assert "headway top PID" not in capsys.readouterr().out
+    assert said in printed()
+    assert "headway top PID" not in printed("4321")
 
 
 def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunStats) -> None:

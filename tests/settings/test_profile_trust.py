@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc.paths import user_folder
 from headway.settings.profile import find_project_profile
 from headway.settings.resolve import profile_layers
+from tests.commands.running import run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes of POSIX")
 
@@ -79,17 +79,15 @@ def test_a_pipe_that_is_found_is_no_profile() -> None:
         profile_layers({}, profile=f"./{PROJECT}")
 
 
-def test_no_command_reads_or_changes_a_profile_that_is_not_trusted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_command_reads_or_changes_a_profile_that_is_not_trusted() -> None:
     path = user_profile()
     path.chmod(0o666)
     fix = f"fix:  `chmod o-w {path}`; if you trust it, select it"
     for words in ("show", "--yes", "validate", "set device=cpu", "unset max_restarts"):
-        assert main(["config", *words.split()]) == 2, words
-        assert fix in capsys.readouterr().err
+        code, error = run("config", *words.split())
+        assert (code, fix in error) == (2, True), words
     assert path.read_text() == "max_restarts: 7\n"
-    assert main(["config", "path"]) == main(["config", "list"]) == 0
+    assert run("config", "path")[0] == run("config", "list")[0] == 0
 
 
 def test_the_commands_of_a_fix_name_the_file_as_a_shell_reads_it() -> None:

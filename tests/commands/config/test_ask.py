@@ -21,7 +21,7 @@ from tests.commands.running import profile
 from tests.distributed.launching import environment
 from tests.machines.recorded import FOLDER, load
 
-LAPTOP, EIGHT_H100, M2 = load("laptop_cpu"), load("gpu_8_h100"), load("mac_m2")
+LAPTOP, M2 = load("laptop_cpu"), load("mac_m2")
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,10 +32,6 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     found: Machine = getattr(request, "param", LAPTOP)
     monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: found)
     return found
-
-
-def on(machine: Machine) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("machine", [machine], indirect=True)
 
 
 ENTERS = "\n" * 20
@@ -83,7 +79,7 @@ def test_cancel_in_the_closing_menu_writes_nothing(
     assert not Path(choose_profile().path).exists()
 
 
-@on(M2)
+@pytest.mark.parametrize("machine", [M2], indirect=True)
 @pytest.mark.parametrize("exit_code", [0, 7])
 def test_write_and_test_runs_the_test_under_the_profile_and_says_what_is_next_if_it_passed(
     exit_code: int, machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -173,19 +169,6 @@ def test_what_somebody_else_sets_during_the_conversation_stays(
     assert main(["config"]) == 0
     env = {"A": "1", "B": "2"}
     assert profile() == {**CPU, "num_processes": "2", "grace_period_s": "7", "env": env}
-
-
-@pytest.mark.parametrize("machine", [EIGHT_H100], indirect=True)
-def test_values_in_another_spelling_are_the_defaults_and_stay_as_they_are(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = Path(choose_profile().path)
-    path.parent.mkdir(parents=True)
-    text = "device: CUDA\nnum_processes: 4\nmixed_precision: BF16\n"
-    path.write_text(text)
-    typed(monkeypatch, ENTERS)
-    assert main(["config"]) == 0
-    assert path.read_text() == text
 
 
 def test_an_answer_that_is_not_utf_8_is_asked_again(

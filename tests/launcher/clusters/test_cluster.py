@@ -6,24 +6,25 @@ import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.commands.main import main
 from headway.devices.table import extensions
 from headway.errors import ConfigError
 from headway.ipc.numbering import ALONE, NUMBERINGS
-from headway.ipc.origin import Layer, Origin
+from headway.ipc.origin import Layer
 from headway.launcher.clusters import cluster_settings
 from headway.launcher.clusters.cluster_settings import cluster_layer
 from headway.launcher.clusters.kinds import ClusterKind
 from headway.launcher.clusters.table import CLUSTERS
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import NOTHING, resolve
+from headway.settings.resolve import NOTHING
 from headway.settings.setting import AUTO, Machines
 from headway.settings.table import TABLE, Settings
+from tests.commands.running import run
 from tests.distributed.launching import environment, free_port, script, start
+from tests.launcher.plan.planning import settings_of
 
 POD = {
     "PET_NNODES": "2",
@@ -35,10 +36,8 @@ POD = {
 
 
 def settings_in(environ: dict[str, str], **flags: str) -> Settings:
-    said = {
-        name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag)) for name, raw in flags.items()
-    }
-    return resolve([said], Machine(), environ, cluster_layer(environ, [said]))
+    values: dict[str, Any] = flags
+    return settings_of(Machine(), environ, joins_cluster=True, **values)
 
 
 def place(settings: Settings) -> tuple[object, ...]:
@@ -78,11 +77,6 @@ def test_the_number_of_processes_on_a_machine_is_read_and_its_words_set_the_devi
         settings_in({"PET_NPROC_PER_NODE": "several"})
 
 
-def test_what_the_variables_leave_out_is_detected() -> None:
-    settings = settings_in({"PET_NNODES": "2", "PET_MASTER_ADDR": "a"})
-    assert place(settings) == (2, None, "a", 29500)
-
-
 @pytest.mark.parametrize("name", ["num_machines", "machine_rank", "main_address", "main_port"])
 def test_what_a_person_says_replaces_the_clusters_variable(name: str) -> None:
     said = {"num_machines": "3", "machine_rank": "0", "main_address": "b", "main_port": "99"}
@@ -102,11 +96,6 @@ def test_auto_asks_the_cluster() -> None:
 
 def test_a_run_that_a_person_keeps_to_one_machine_takes_no_place_in_the_cluster() -> None:
     assert place(settings_in(POD, num_machines="1")) == (1, 0, None, None)
-
-
-@pytest.mark.parametrize("text", ["3", "3:3", " 3 : 3 "])
-def test_a_range_of_one_number_of_machines_is_that_number(text: str) -> None:
-    assert settings_in({**POD, "PET_NNODES": text}).num_machines == 3
 
 
 def test_a_range_of_machines_is_one_of_the_run() -> None:
@@ -141,54 +130,37 @@ def test_an_impossible_variable_is_refused_by_its_name_unless_a_person_says_othe
     assert str(settings_in(environ, **{name: said}).values[name].value) == said
 
 
-def test_variables_that_contradict_each_other_are_refused_by_their_names(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in {**POD, "PET_NODE_RANK": "2"}.items():
-        monkeypatch.setenv(name, text)
-    assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 2
-    error = capsys.readouterr().err
+def test_variables_that_contradict_each_other_are_refused_by_their_names() -> None:
+    environ = {**POD, "PET_NODE_RANK": "2"}
+    code, error = run("launch", "--cpu", "--dry-run", script("pass"), **environ)
+    assert code == 2
     assert "machine_rank is 2, but num_machines is 2: the ranks are 0 to 1" in error
     assert "from: machine_rank: PET_NODE_RANK; num_machines: PET_NNODES" in error
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["launch", "--cpu", "--dry-run", "script.py"], ["config", "show", "--origin"]],
-    ids=lambda words: words[0],
-)
-def test_dry_run_and_config_show_name_the_variables(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", ["launch --cpu --dry-run script.py", "config show --origin"])
+def test_dry_run_and_config_show_name_the_variables(command: str) -> None:
     script("pass")
-    for name, text in {**POD, "PET_MAX_RESTARTS": "2", "PET_TEE": "3"}.items():
-        monkeypatch.setenv(name, text)
-    assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert ("PET_TEE (pass --log-dir DIR)" in shown) == (words[0] == "launch")
+    environ = {**POD, "PET_MAX_RESTARTS": "2", "PET_TEE": "3"}
+    code, shown = run(*command.split(), **environ)
+    assert code == 0
+    assert ("PET_TEE (pass --log-dir DIR)" in shown) == command.startswith("launch")
     rows = [line.split() for line in shown.splitlines()]
     assert ["max_restarts", "2", "environment", "PET_MAX_RESTARTS"] in rows
     assert ["num_machines", "2", "PET_NNODES"] in rows
     assert ["main_address", "job-master-0", "PET_MASTER_ADDR"] in rows
 
 
-def test_export_does_not_write_the_clusters_place(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in POD.items():
-        monkeypatch.setenv(name, text)
-    assert main(["config", "export", "--format", "env"]) == 0
-    assert capsys.readouterr().out == ""
+def test_export_does_not_write_the_clusters_place() -> None:
+    assert run("config", "export", "--format", "env", **POD) == (0, "")
 
 
 @pytest.mark.processes
-def test_doctor_shows_a_variable_that_a_launch_would_refuse(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PET_NNODES", "4:1")
-    assert main(["doctor", "--json"]) == 1
-    checks = json.loads(capsys.readouterr().out)["checks"]
-    assert any("'4:1'" in check["what"] for check in checks)
+@pytest.mark.usefixtures("torch_asked_once")
+def test_doctor_shows_a_variable_that_a_launch_would_refuse() -> None:
+    code, text = run("doctor", "--json", PET_NNODES="4:1")
+    assert code == 1
+    assert any("'4:1'" in check["what"] for check in json.loads(text)["checks"])
 
 
 @pytest.mark.parametrize("row", CLUSTERS, ids=lambda row: row.name)
@@ -251,7 +223,7 @@ TOY = ClusterKind(
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that adds a cluster, importable as an installed one is."""
     folder = tmp_path / "outside"
     for name, text in FILES.items():
@@ -259,26 +231,24 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(folder)
     extensions.cache_clear()
-    yield folder
+    yield
     extensions.cache_clear()
 
 
-def test_a_cluster_of_another_package_is_one_row_and_dry_run_shows_its_origins(
-    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in TOY.items():
-        monkeypatch.setenv(name, text)
-    assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+@pytest.mark.usefixtures("package")
+def test_a_cluster_of_another_package_is_one_row_and_dry_run_shows_its_origins() -> None:
+    code, text = run("launch", "--cpu", "--dry-run", script("pass"), **TOY)
+    assert code == 0
+    lines = [line.split() for line in text.splitlines()]
     assert ["num_machines", "2", "TOY_MACHINES"] in lines
     assert ["machine_rank", "1", "TOY_INDEX"] in lines
     assert ["main_address", "127.0.0.1", "TOY_HOSTS"] in lines
     assert any(line[:3] == ["+", "HEADWAY_ALLOCATION", "7:"] for line in lines)
 
 
-def test_a_cluster_that_no_package_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "--cpu", "--cluster", "toy", "--dry-run", script("pass")]) == 2
-    assert "toy" in capsys.readouterr().err
+def test_a_cluster_that_no_package_has_is_refused() -> None:
+    code, error = run("launch", "--cpu", "--cluster", "toy", "--dry-run", script("pass"))
+    assert (code, "toy" in error) == (2, True)
 
 
 @pytest.mark.processes

@@ -219,6 +219,7 @@ PAI = {
         (PAI, (2, 1, "a", 9)),
         ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:7"}, (2, None, "a", 7)),
         ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a"}, (2, None, "a", 29500)),
+        ({"PET_NNODES": "2:2", "PET_MASTER_ADDR": "a"}, (2, None, "a", 29500)),
     ],
 )
 def test_other_clusters_say_where_a_machine_is(

@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
-from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, KEY_VARIABLE
 from headway.launcher.clusters import slurm as srun
 from headway.launcher.clusters.slurm import Step, read_nodelist, read_repeated, run_step, step_of
+from tests.commands.running import run
 from tests.distributed.launching import script
 from tests.launcher.clusters.test_cluster import settings_in
 from tests.launcher.clusters.test_detection import BATCH, JOB, STEP
@@ -135,25 +135,17 @@ def test_a_machine_without_srun_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         run_step(found._replace(environment={**found.environment, "PATH": "/nowhere"}))
 
 
-def test_a_dry_run_prints_the_step_and_starts_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in BATCH.items():
-        monkeypatch.setenv(name, text)
-    assert main(["launch", "--dry-run", "--cpu", script("pass"), "--key", "word"]) == 0
-    shown = capsys.readouterr().out
+def test_a_dry_run_prints_the_step_and_starts_nothing() -> None:
+    words = ["launch", "--dry-run", "--cpu", script("pass"), "--key", "word"]
+    code, shown = run(*words, **BATCH)
+    assert code == 0
     assert "srun --export=ALL" in shown
     assert "launch --cpu script.py --key '***'" in shown
-    assert main(["launch", "--dry-run", "--cpu", "--num-machines", "3", "script.py"]) == 2
 
 
-def test_settings_that_cannot_be_used_are_refused_before_a_step_begins(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in BATCH.items():
-        monkeypatch.setenv(name, text)
-    words = ["--cpu", "--mixed-precision", "fp16", script("pass")]
-    assert main(["launch", *words]) == 2
+@pytest.mark.parametrize("words", [["--num-machines", "3"], ["--mixed-precision", "fp16"]])
+def test_settings_that_cannot_be_used_are_refused_before_a_step_begins(words: list[str]) -> None:
+    assert run("launch", "--cpu", *words, script("pass"), **BATCH)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -177,7 +169,9 @@ TOO_MANY = ["n[1-1001][1-1001]", "n[1-999999],m[1-2]", f"n[{'1-999999,' * 9999}1
 
 
 @pytest.mark.parametrize(
-    "text", ["", "n1,", "n[1", "n1]", "n[2-1]", "n[a]", "n[1-9999999]", "n[]", *TOO_MANY]
+    "text",
+    ["", "n1,", "n[1", "n1]", "n[2-1]", "n[a]", "n[1-9999999]", "n[]", *TOO_MANY],
+    ids=lambda text: text[:20],
 )
 def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a|has more than"):

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from headway.commands import stack
-from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
 from headway.launcher.diagnosis import run_socket
 from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket, list_runs, request_stacks
 from tests.another_user import NOBODY, fork_as, needs_root
+from tests.commands.running import run
 from tests.distributed.launching import environment
 from tests.waiting import wait_until
 
@@ -28,11 +28,11 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="peer credentials 
 
 @contextmanager
 def running() -> Iterator[ActiveRun]:
-    run = ActiveRun(os.getpid(), "train.py", 2, 0, 1, 1e9)
-    opened = RunSocket(run)
+    launch = ActiveRun(os.getpid(), "train.py", 2, 0, 1, 1e9)
+    opened = RunSocket(launch)
     opened.describe = lambda: "where they are"
     try:
-        yield run
+        yield launch
     finally:
         opened.close()
 
@@ -74,18 +74,17 @@ opened.close()
 @on_linux
 @pytest.mark.processes
 def test_a_launch_whose_launcher_is_suspended_is_listed_as_such(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_socket, "_TIMEOUT_S", 0.5)
     command = [sys.executable, "-c", SUSPENDED]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         try:
-            assert [run for run in list_runs() if run.pid == process.pid and run.is_suspended]
+            assert [one for one in list_runs() if one.pid == process.pid and one.is_suspended]
             with pytest.raises(LaunchError, match="the launcher is suspended"):
                 stack.main([str(process.pid)])
-            main(["top"])
-            assert "its launcher is suspended" in capsys.readouterr().out
+            assert "its launcher is suspended" in run("top")[1]
         finally:
             process.send_signal(signal.SIGCONT)
 
@@ -169,15 +168,15 @@ def test_a_launcher_hangs_up_on_another_user_who_asks_in_a_way_of_their_own() ->
 @on_linux
 @needs_root
 @pytest.mark.processes
-def test_stack_refuses_the_process_of_another_user(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stack_refuses_the_process_of_another_user() -> None:
     child = fork_as(NOBODY, threading.Event().wait)
     try:
         wait_until(lambda: os.stat(f"/proc/{child}").st_uid == NOBODY)
-        assert main(["stack", str(child)]) == LaunchError.exit_code
+        code, error = run("stack", str(child))
+        assert (code, "nobody" in error) == (LaunchError.exit_code, True)
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert "nobody" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [{"later": 1}, {"pid": "7"}])
@@ -226,30 +225,23 @@ def only(monkeypatch: pytest.MonkeyPatch, *runs: ActiveRun) -> None:
     monkeypatch.setattr(stack, "list_runs", lambda: [*runs])
 
 
-def test_stack_without_a_pid_asks_the_only_launch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with running() as run:
-        only(monkeypatch, run)
-        assert main(["stack"]) == 0
-    assert capsys.readouterr().out == f"launch {run.pid}, {run.program}: where they are\n"
+def test_stack_without_a_pid_asks_the_only_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as launch:
+        only(monkeypatch, launch)
+        assert run("stack") == (0, f"launch {launch.pid}, {launch.program}: where they are\n")
 
 
-def test_stack_without_a_pid_lists_several_launches(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stack_without_a_pid_lists_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = ActiveRun(11, "a.py", 2, 0, 1, 0.0), ActiveRun(12, "b.py", 8, 1, 2, 0.0)
     only(monkeypatch, *runs)
-    assert main(["stack"]) == ConfigError.exit_code
-    streams = capsys.readouterr()
-    _, first, second = streams.out.splitlines()
+    code, text = run("stack")
+    assert code == ConfigError.exit_code
+    _, first, second, error, *_ = text.splitlines()
     assert first.split()[:3] == ["11", "a.py", "2"]
     assert second.split()[:6] == ["12", "b.py", "8", "(machine", "1", "of"]
-    assert "2 launches are running on this machine" in streams.err
+    assert "2 launches are running on this machine" in error
 
 
-def test_stack_without_a_pid_and_without_a_launch_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stack_without_a_pid_and_without_a_launch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch)
-    assert main(["stack"]) == LaunchError.exit_code
+    assert run("stack")[0] == LaunchError.exit_code

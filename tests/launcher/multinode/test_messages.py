@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc import typed
+from headway.ipc.records import StepStats
 from headway.launcher.multinode.messages import (
     MAX_DETAILS,
     MAX_LINE,
     Done,
     Failed,
     InvalidPeer,
+    MachineFacts,
     MachineHeartbeat,
+    Message,
     Missing,
     Session,
-    StartRound,
     new_greeting,
     read_greeting,
 )
 from headway.launcher.multinode.preflight import describe_run_key, run_key
+from tests.commands.running import run
 
 KEY = b"0123456789abcdef"
 
@@ -42,11 +43,30 @@ def sealed(session: Session, *texts: str) -> list[bytes]:
     return [session.seal(Missing(text)).rstrip(b"\n") for text in texts]
 
 
-def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
+FAILED = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
+VALUES: dict[str, object] = {
+    "int": 1,
+    "float": 0.5,
+    "str": "x",
+    "bool": True,
+    "int | None": None,
+    "Failed | None": FAILED,
+    "CrashSite | None": None,
+    "StepStats": StepStats(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, None, 0, None, None, 1),
+    "MachineFacts": MachineFacts({"torch": "2.13"}, {}),
+}
+"""Of a message's fields, by their types; a tuple is empty."""
+
+
+def test_messages_of_all_kinds_arrive_as_they_were_sent_in_both_directions() -> None:
     hub, member = sessions()
-    failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
-    start = StartRound(0, 1, 2, 1, 2, "10.0.0.1", 4711)
-    for message in (failed, Done(failed), Done(), MachineHeartbeat(), start):
+    messages: list[Any] = [FAILED, Done()]
+    for kind in get_args(Message):
+        types = [
+            getattr(type_, "__forward_arg__", str(type_)) for type_ in kind.__annotations__.values()
+        ]
+        messages.append(kind(*(VALUES.get(name, ()) for name in types)))
+    for message in messages:
         assert member.open(hub.seal(message).rstrip(b"\n")) == message
         assert hub.open(member.seal(message).rstrip(b"\n")) == message
 
@@ -150,15 +170,11 @@ def test_the_environment_has_the_key_and_a_short_one_is_refused() -> None:
         assert not short or short not in str(error.value)
 
 
-def test_a_plan_hides_the_key_from_the_script_and_from_the_reader(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("train.py").touch()
-    monkeypatch.setenv("HEADWAY_RUN_KEY", "not to be shown to anybody")
+def test_a_plan_hides_the_key_from_the_script_and_from_the_reader() -> None:
     place = ["--num-machines", "2", "--machine-rank", "1", "--main-address", "n1"]
-    assert main(["launch", "--dry-run", "--cpu", *place, "train.py"]) == 0
-    out = capsys.readouterr().out
-    assert "- HEADWAY_RUN_KEY" in out
-    assert "not to be shown" not in out
-    assert "machines authenticate each other with HEADWAY_RUN_KEY" in out
-    assert os.environ["HEADWAY_RUN_KEY"]
+    words = ["launch", "--dry-run", "--cpu", *place, "-m", "this"]
+    code, plan = run(*words, HEADWAY_RUN_KEY="not to be shown to anybody")
+    assert code == 0
+    assert "- HEADWAY_RUN_KEY" in plan
+    assert "not to be shown" not in plan
+    assert "machines authenticate each other with HEADWAY_RUN_KEY" in plan
