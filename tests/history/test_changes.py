@@ -10,59 +10,38 @@ from headway.history.changes import changes
 from headway.history.record import last_successful, read_all
 from tests.history.runs import COMMIT, EDIT, PACKAGES, START, write_run
 
-CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "a setting": ({"settings": {**START.settings, "mixed_precision": "bf16"}}, "no -> bf16"),
-    "an argument's value": (
-        {"arguments": ("--lr", "0.3", "--data", "data")},
-        "argument --lr: 0.1 -> 0.3",
-    ),
-    "a new argument": (
-        {"arguments": (*START.arguments, "--compile")},
-        "argument --compile: - -> set",
-    ),
-    "a variable": ({"variables": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS: 4 -> 1"),
-    "fewer cores": ({"machine": {**START.machine, "cores": "2"}}, "machine cores: 8 -> 2"),
-    "another Python": ({"python": ("/opt/python",)}, "/usr/bin/python3 -> /opt/python"),
-    "another folder": ({"folder": "/home"}, "launch working folder: /work -> /home"),
-    "a package": ({"packages": {**PACKAGES, "numpy": "2.2.0"}}, "package numpy: 2.1.0 -> 2.2.0"),
-    "a script that became a rank": (
-        {"is_rank": True},
-        "launch as a rank, with RANK, LOCAL_RANK, ...: no -> yes",
-    ),
-    "the commit": (
-        {"commit": COMMIT._replace(commit="b" * 40)},
-        "code commit: aaaaaaaaaaaa -> bbbbbbbbbbbb",
-    ),
-    "an uncommitted edit": (
-        {"commit": COMMIT._replace(diff=EDIT.replace("16", "32"))},
-        "code net.py: edited -> edited differently",
-    ),
-    "an edit that is committed or gone": (
-        {"commit": COMMIT._replace(diff="")},
-        "code net.py: edited -> as committed",
-    ),
-    "a diff that git was too slow for": (
-        {"commit": COMMIT._replace(diff=None)},
-        "code uncommitted changes: not known -> not known",
-    ),
-}
+EDITED = COMMIT._replace(diff=EDIT.replace("16", "32"))
 
 
-@pytest.mark.parametrize("what", CHANGED)
-def test_what_has_changed_is_named_and_nothing_else(what: str) -> None:
-    changed, said = CHANGED[what]
-    good = write_run()
-    bad = write_run(1, **changed)
-    (change,) = changes(good, bad)
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"settings": {**START.settings, "mixed_precision": "bf16"}}, "no -> bf16"),
+        ({"arguments": ("--lr", "0.3", "--data", "data")}, "argument --lr: 0.1 -> 0.3"),
+        ({"arguments": (*START.arguments, "--compile")}, "argument --compile: - -> set"),
+        ({"variables": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS: 4 -> 1"),
+        ({"machine": {**START.machine, "cores": "2"}}, "machine cores: 8 -> 2"),
+        ({"python": ("/opt/python",)}, "/usr/bin/python3 -> /opt/python"),
+        ({"folder": "/home"}, "launch working folder: /work -> /home"),
+        ({"packages": {**PACKAGES, "numpy": "2.2.0"}}, "package numpy: 2.1.0 -> 2.2.0"),
+        ({"is_rank": True}, "launch as a rank, with RANK, LOCAL_RANK, ...: no -> yes"),
+        ({"commit": COMMIT._replace(commit="b" * 40)}, "code commit: aaaaaaaaaaaa -> bbbbbbbbbbbb"),
+        ({"commit": EDITED}, "code net.py: edited -> edited differently"),
+        ({"commit": COMMIT._replace(diff="")}, "code net.py: edited -> as committed"),
+        # git was too slow for the diff
+        ({"commit": COMMIT._replace(diff=None)}, "uncommitted changes: not known -> not known"),
+    ],
+)
+def test_what_has_changed_is_named_and_nothing_else(changed: dict[str, Any], said: str) -> None:
+    (change,) = changes(write_run(), write_run(1, **changed))
     assert said in str(change)
 
 
 def test_an_edited_line_is_shown_as_a_diff() -> None:
     clean = COMMIT._replace(diff="")
-    edited = COMMIT._replace(diff=EDIT.replace("16", "32"))
     (change,) = changes(write_run(commit=clean), write_run(1))
     assert change.detail.splitlines() == ["@@ -1 +1 @@", "-width = 8", "+width = 16"]
-    (change,) = changes(write_run(), write_run(1, commit=edited))
+    (change,) = changes(write_run(), write_run(1, commit=EDITED))
     assert "+width = 32" in change.detail.splitlines()
 
 

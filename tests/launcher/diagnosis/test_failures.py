@@ -200,8 +200,14 @@ def crashed(kind: str, message: str, *more: str, **facts: Any) -> RankExit:
     return ended(1, 1, 1, crash=Crash(2.0, kind, message, trace, **facts))
 
 
+EXITED, KILLED, STUCK = ended(1, 3, 1), ended(1, -9, 1), ended(1, -9, 1, killed_after_s=600.0)
+SILENT = ended(1, 3, 1, exited_silently=True)
+BY_EXIT = "exited with code 3, by os._exit(), by os.exec*() or in native code"
+OURS = crashed("ValueError", "boom", is_from_headway=True)
+IN_HEADWAY = "failed with ValueError, raised inside Headway"
 WORKER_KILLED = "DataLoader worker (pid 7) is killed by signal: Killed. "
 WORKER_ENDED = "DataLoader worker (pid(s) 7) exited unexpectedly"
+CAUSE, ENDED = (crashed("RuntimeError", text) for text in (WORKER_KILLED, WORKER_ENDED))
 WITH_CAUSE = crashed("RuntimeError", WORKER_ENDED, WORKER_KILLED)  # as torch raises it mostly
 KILLS = " (OOM kills by the kernel during the run: 2)"
 FAILED = "failed with RuntimeError"
@@ -211,53 +217,26 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
 @pytest.mark.parametrize(
     ("end", "memory_kills", "name", "words", "fix"),
     [
-        (ended(1, 3, 1), 2, "exit_code", "exited with code 3", "its output"),
-        (
-            ended(1, 3, 1, exited_silently=True),
-            *(0, "left_by_exit"),
-            "exited with code 3, by os._exit(), by os.exec*() or in native code",
-            "raise an exception",
-        ),
+        (EXITED, 2, "exit_code", "exited with code 3", "its output"),
+        (SILENT, 0, "left_by_exit", BY_EXIT, "raise an exception"),
         (ended(1, 1, 1, message="x"), 0, "exit_message", "exited with code 1: x", "its output"),
         (ended(1, -11, 1), 0, "segmentation_fault", "was killed by SIGSEGV", "native code"),
         (ended(1, -24, 1), 0, "cpu_time", "was killed by SIGXCPU", "ulimit -t"),
-        (
-            ended(1, -10, 1),
-            0,
-            "signal_passed_on",
-            "was killed by SIGUSR1",
-            "and end_training(), SIGTERM",
-        ),
+        (ended(1, -10, 1), 0, "signal_passed_on", "was killed by SIGUSR1", "end_training(), SIG"),
         (ended(1, -12, 1), 0, "signal", "was killed by SIGUSR2", "another process sent the signal"),
-        (ended(1, -9, 1), None, "killed", "was killed by SIGKILL", "OOM killer (`dmesg`"),
-        (ended(1, -9, 1), 0, "killed", "was killed by SIGKILL", "no OOM kill in this control"),
-        (ended(1, -9, 1), 2, "killed", f"was killed by SIGKILL{KILLS}", "processes"),
-        (
-            ended(1, -9, 1, killed_after_s=600.0),
-            *(0, "did_not_stop", "did not stop when requested", "headway stack"),
-        ),
-        (
-            crashed("ValueError", "boom", is_from_headway=True),
-            *(0, "error_in_headway", "failed with ValueError, raised inside Headway"),
-            "report it",
-        ),
+        (KILLED, None, "killed", "was killed by SIGKILL", "OOM killer (`dmesg`"),
+        (KILLED, 0, "killed", "was killed by SIGKILL", "no OOM kill in this control"),
+        (KILLED, 2, "killed", f"was killed by SIGKILL{KILLS}", "processes"),
+        (STUCK, 0, "did_not_stop", "did not stop when requested", "headway stack"),
+        (OURS, 0, "error_in_headway", IN_HEADWAY, "report it"),
         (crashed("ValueError", "boom"), 1, "exception", "failed with ValueError", "the traceback"),
         # a loader worker that is killed for memory is no fault of the script
-        (
-            crashed("RuntimeError", WORKER_KILLED),
-            *(2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
-        ),
+        (CAUSE, 2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
         (WITH_CAUSE, 2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
-        (
-            crashed("RuntimeError", WORKER_ENDED),
-            *(2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
-        ),
-        (
-            crashed("RuntimeError", WORKER_KILLED),
-            *(None, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
-        ),
+        (ENDED, 2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
+        (CAUSE, None, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
         (WITH_CAUSE, 0, "loader_worker_killed", LOST_WORKER, "no OOM kill in this control"),
-        (crashed("RuntimeError", WORKER_ENDED), 0, "exception", FAILED, "the traceback"),
+        (ENDED, 0, "exception", FAILED, "the traceback"),
     ],
 )
 def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(

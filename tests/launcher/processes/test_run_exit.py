@@ -18,8 +18,9 @@ KILL, SEGV, ABRT = signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
 BOOM = Crash(1.0, "ValueError", "x", "ValueError: x\n")
 LOST_PEER = Crash(1.0, "RuntimeError", "x", "RuntimeError: Connection closed by peer\n")
 ELSEWHERE = Failed(1, "host1", "rank 3 failed", "process 7 on host1", "", "fix it", 9)
-ABORTED = "stopped by SIGTERM; rank 0 of 2 was killed by SIGABRT"
-FAILED = "stopped by SIGTERM; rank 0 of 2 failed with ValueError"
+BY_TERM, BY_HUP = "stopped by SIGTERM", "stopped by SIGHUP"
+ABORTED = f"{BY_TERM}; rank 0 of 2 was killed by SIGABRT"
+FAILED = f"{BY_TERM}; rank 0 of 2 failed with ValueError"
 OWN = "; rank 0 of 2 exited with code 5"
 AS_0 = ", as machine 0 reports"
 
@@ -37,15 +38,17 @@ def stopped(*codes: int, **how: Any) -> list[RankExit]:
 
 SILENT = [*exits(0, exited_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
 TOO_SLOW = stopped(0, -KILL, killed_after_s=30.0)
-KILLED = (
-    "stopped by SIGTERM; ranks 0-1 were killed because they had not stopped after 30 s "
-    "(--grace-period-s)"
-)
+KILLED = f"{BY_TERM}; ranks 0-1 were killed because they had not stopped after 30 s "
+KILLED += "(--grace-period-s)"
 UNSAVED = " before all ranks had saved and exited"
 THERE, BY_0 = {"remote_failure": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
 AS_BEFORE = {"repeats": "KeyError again", "restarts": "1 of 5 restarts used"}
 DUE, NEXT = {"pending_restart": ("restart 1 of 3", "x")}, " before restart 1 of 3; x"
+OWN_DUE = {"pending_restart": ("restart 1 of 3", "")}
+BEFORE_OWN = "interrupted before restart 1 of 3; rank 1 of 2 exited with code 7"
+SERVER = {"failure": ServerDeath(Evidence(-KILL))}
+KILLED_SERVER = "the launcher's fork server was killed by SIGKILL"
 CUT_SHORT = {"stop": TERM, "will_save": True, "is_cut_short": True}
 SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_during_stop": ELSEWHERE}
 TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
@@ -55,11 +58,11 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("one saves, one is through", exits(75, 0), {}, 75, ""),
     ("a stop, and all exit with 0", stopped(0, 0), {"stop": TERM}, 0, ""),
     ("a stop, and all save", stopped(75, 75), {"stop": TERM}, 75, ""),
-    ("a stop before ranks start", [], {"stop": TERM}, 143, "stopped by SIGTERM"),
-    ("a stop amid the start", exits(-HUP), {"stop": HUP}, 129, "stopped by SIGHUP"),
-    ("a stop ends the ranks", stopped(-HUP, -HUP), {"stop": HUP}, 129, "stopped by SIGHUP"),
-    ("a rank's code after a stop", stopped(5, 5), {"stop": HUP}, 5, f"stopped by SIGHUP{OWN}"),
-    ("a peer is lost", stopped(1, 0, crash=LOST_PEER), {"stop": TERM}, 143, "stopped by SIGTERM"),
+    ("a stop before ranks start", [], {"stop": TERM}, 143, BY_TERM),
+    ("a stop amid the start", exits(-HUP), {"stop": HUP}, 129, BY_HUP),
+    ("a stop ends the ranks", stopped(-HUP, -HUP), {"stop": HUP}, 129, BY_HUP),
+    ("a rank's code after a stop", stopped(5, 5), {"stop": HUP}, 5, BY_HUP + OWN),
+    ("a peer is lost", stopped(1, 0, crash=LOST_PEER), {"stop": TERM}, 143, BY_TERM),
     ("it aborts", stopped(-ABRT, 0), {"stop": TERM}, 143, ABORTED),
     ("an exception at a stop", stopped(1, 0, crash=BOOM), {"stop": TERM}, 143, FAILED),
     ("a rank has to be killed", TOO_SLOW, {"stop": TERM}, 137, KILLED),
@@ -68,30 +71,12 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("Ctrl-C, and all exit with 0", exits(0, 0), {"stop": INT}, 130, "interrupted"),
     ("Ctrl-C, and all save", exits(75, 75), {"stop": INT, **SAVES}, 130, ""),
     ("Ctrl-C loses a save", exits(0, 7), {"stop": INT, **SAVES}, 130, f"interrupted{UNSAVED}"),
-    ("Ctrl-C after SIGTERM", exits(75, -KILL), CUT_SHORT, 143, f"stopped by SIGTERM{UNSAVED}"),
+    ("Ctrl-C after SIGTERM", exits(75, -KILL), CUT_SHORT, 143, BY_TERM + UNSAVED),
     ("Ctrl-C after the save", exits(75, 75), CUT_SHORT, 75, ""),
-    (
-        "a stop before a restart",
-        exits(0, 7),
-        {"stop": TERM, **DUE},
-        143,
-        f"stopped by SIGTERM{NEXT}",
-    ),
+    ("a stop before a restart", exits(0, 7), {"stop": TERM, **DUE}, 143, BY_TERM + NEXT),
     ("Ctrl-C before a restart", exits(0, 7), {"stop": INT, **DUE}, 130, f"interrupted{NEXT}"),
-    (
-        "another machine's, too",
-        stopped(75, 75),
-        {"stop": HUP, **DUE},
-        129,
-        f"stopped by SIGHUP{NEXT}",
-    ),
-    (
-        "before that of this machine",
-        exits(0, 7),
-        {"stop": INT, "pending_restart": ("restart 1 of 3", "")},
-        130,
-        "interrupted before restart 1 of 3; rank 1 of 2 exited with code 7",
-    ),
+    ("another machine's, too", stopped(75, 75), {"stop": HUP, **DUE}, 129, BY_HUP + NEXT),
+    ("before that of this machine", exits(0, 7), {"stop": INT, **OWN_DUE}, 130, BEFORE_OWN),
     ("a restart that is refused", exits(0, 7), DUE, 7, "rank 1"),
     ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; earlier, rank 3 failed"),
     ("a rank fails", exits(0, 42), {}, 42, "rank 1"),
@@ -101,19 +86,13 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("a rank is ended by a signal", exits(0, -KILL), {}, 137, "rank 1"),
     ("a rank crashes in C", exits(0, -SEGV), {}, 139, "rank 1"),
     ("os._exit(0), then a peer fails", SILENT, {}, 1, "rank 0"),
-    (
-        "the fork server is killed",
-        [],
-        {"failure": ServerDeath(Evidence(-KILL))},
-        137,
-        "the launcher's fork server",
-    ),
+    ("the fork server is killed", [], SERVER, 137, KILLED_SERVER),
     (
         "and the launcher is stopped",
         [],
-        {"failure": ServerDeath(Evidence(-KILL)), "stop": TERM},
+        {**SERVER, "stop": TERM},
         137,
-        "stopped by SIGTERM; the launcher's fork server was killed by SIGKILL",
+        f"{BY_TERM}; {KILLED_SERVER}",
     ),
     ("another machine fails", stopped(-TERM, -TERM), THERE, 9, "rank 3"),
     ("which machine 0 reports", [], {**THERE, **BY_0}, 9, f"the run failed on machine 1{AS_0}"),
