@@ -34,13 +34,6 @@ def test_graphics_of_others_are_none_of_intels() -> None:
     assert quick(FOUR._replace(files=files)).best_device()[0] == "cpu"
 
 
-@pytest.mark.parametrize("name", ["intel_laptop", "laptop_cpu", "gpu_4"])
-def test_a_machine_whose_torch_has_no_xpu_keeps_its_device(name: str) -> None:
-    machine = load(name)
-    assert machine.best_device()[0] == ("cuda" if name == "gpu_4" else "cpu")
-    assert planned(name).notes == ()
-
-
 @pytest.mark.parametrize(
     ("hierarchy", "mask", "names"),
     [

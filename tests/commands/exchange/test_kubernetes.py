@@ -12,7 +12,7 @@ import yaml
 
 from headway.commands.main import main
 from headway.settings.resolve import environment_layer, resolve
-from tests.machines.recorded import load
+from tests.machines.recorded import FOLDER, load
 
 SECRET = "dont-tell-anyone"
 PROFILE = f"""\
@@ -27,14 +27,13 @@ env:
 """
 
 
-def exported(profile: str, machine: str = "gpu_8_h100", *words: str) -> list[dict[str, Any]]:
+def exported(profile: str, machine: str = "gpu_8_h100") -> list[dict[str, Any]]:
     """Return the objects of a manifest for a profile."""
     Path("headway.yaml").write_text(profile)
-    flags = ["--format", "k8s", "--image", "me/train:1"]
-    load_from = Path(__file__).parents[2] / "machines" / f"{machine}.json"
+    flags = ["--format", "k8s", "--image", "me/train:1", "--machine", f"{FOLDER / machine}.json"]
     printed = io.StringIO()
     with redirect_stdout(printed):
-        assert main(["config", "export", *flags, "--machine", str(load_from), *words]) == 0
+        assert main(["config", "export", *flags]) == 0
     return list(yaml.safe_load_all(printed.getvalue()))
 
 
@@ -55,21 +54,6 @@ def test_a_manifest_is_valid_for_kubernetes_and_has_no_key_that_it_does_not_know
             kubernetes_validate.validate({**manifest, "odd": 1}, newest, strict=True)
 
 
-def test_the_pods_are_the_machines_of_one_run_and_find_each_other_by_name() -> None:
-    service, job = objects = exported(PROFILE, "gpu_8_h100", "--name", "train")
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"]  # or no pod could wait for another
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert job["spec"]["completionMode"] == "Indexed"
-    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
-    pod = job["spec"]["template"]["spec"]
-    assert pod["subdomain"] == service["metadata"]["name"] == "train"
-    assert container(objects)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
-    assert pod["terminationGracePeriodSeconds"] > 120
-    (job,) = exported("device: cpu\n")
-    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 600, "to save"
-
-
 def test_headway_in_a_pod_reads_the_settings_that_were_exported() -> None:
     objects = exported(PROFILE)
     assert SECRET not in str(objects)
@@ -79,12 +63,12 @@ def test_headway_in_a_pod_reads_the_settings_that_were_exported() -> None:
     assert settings.main_address == "headway-0.headway"
     assert (settings.mixed_precision, settings.grace_period_s) == ("bf16", 120)
     assert not settings.are_user_set("machine_rank")  # the index of the pod
-    assert variables["PLAIN"] == "$$(HOME) it's"  # Kubernetes makes one $ of two
 
 
-def test_one_machine_needs_no_service_and_no_key() -> None:
+def test_one_machine_needs_no_service_and_no_key_and_has_the_time_to_save() -> None:
     (job,) = exported("device: cpu\n", "laptop_cpu")
     assert job["spec"]["completions"] == 1
+    assert job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 600
     assert "resources" not in container([job])
     names = {variable["name"] for variable in container([job])["env"]}
     assert names == {"HEADWAY_NUM_MACHINES", "HEADWAY_DEVICE"}

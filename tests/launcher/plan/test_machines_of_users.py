@@ -116,10 +116,6 @@ MACHINES = {
         "mps 1 x 8",
         sets={"PYTORCH_ENABLE_MPS_FALLBACK": "1"},
     ),
-    "a container with CUDA's forward compatibility: torch is asked": Row(
-        with_torch(RECORDINGS["driver_too_old"], *[{"name": "NVIDIA H100"}] * 2),
-        "cuda 2 x 32",
-    ),
     "Colab's T4": Row(
         small(
             gpus(1, "Tesla T4", 15, (7, 5))[0],

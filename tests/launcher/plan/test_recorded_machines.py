@@ -85,6 +85,7 @@ def test_nothing_is_noted_of_what_was_asked_for() -> None:
     for plan in (
         planned("slurm_node", devices="all"),
         planned("gpu_8_h100", devices="0,1"),
+        planned("intel_laptop"),  # whose torch has no XPU
         planned("driver_too_old", device="cpu"),
         planned("driver_too_old", {"ACCELERATE_USE_CPU": "1"}),
     ):
