@@ -215,6 +215,20 @@ def wait_for(is_so: Callable[[], bool], within_s: float = 300) -> bool:
     return True
 
 
+def summing(where: str) -> str:
+    """Return a script that prints `where`, the numbers of its rank, and the sum over all ranks."""
+    return f"""
+import os, socket, torch, torch.distributed as dist
+from headway.launcher.clusters import mpi
+dist.init_process_group("gloo")
+total = torch.tensor([1.0 + dist.get_rank()])
+dist.all_reduce(total)
+numbers = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+print({where}, *numbers, int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
 def launch(*words: str) -> str:
     """Return the line of `headway launch` for a shell."""
     return subprocess.list2cmdline([sys.executable, "-m", "headway", "launch", *words])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.slurm import launch
+from tests.clusters.slurm import launch, summing
 from tests.distributed.launching import execute, executed, script
 from tests.distributed.networks import needs_namespaces, network
 
@@ -19,33 +19,14 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun of Open MPI"),
 ]
 
-PLACE = """
-import os, torch, torch.distributed as dist
-from headway.launcher.clusters.mpi import ask_server
-dist.init_process_group("gloo")
-total = torch.tensor([1.0 + dist.get_rank()])
-dist.all_reduce(total)
-place = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-print(*place, int(total), *ask_server(), flush=True)
-dist.destroy_process_group()
-"""
-
 
 def test_the_processes_of_mpirun_on_one_machine_are_the_ranks() -> None:
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    words = launch("-q", "--cpu", script(PLACE)).split()
+    words = launch("-q", "--cpu", script(summing("*mpi.ask_server()"))).split()
     done = execute([*mpirun, *words], timeout_s=300)
     here = f"{socket.gethostname()} 1 0"
-    assert sorted(done.stdout.splitlines()) == [f"0 0 2 2 3 {here}", f"1 1 2 2 3 {here}"], (
-        done.stderr
-    )
-
-
-HOST = (
-    PLACE.replace("*ask_server()", "socket.gethostname()")
-    .replace("import os, torch", "import os, socket, torch")
-    .replace("from headway.launcher.clusters.mpi import ask_server\n", "")
-)
+    expected = [f"{here} 0 0 2 2 3", f"{here} 1 1 2 2 3"]
+    assert sorted(done.stdout.splitlines()) == expected, done.stderr
 
 
 def agent_of_mpirun(folder: Path, prefixes: dict[str, list[str]]) -> str:
@@ -63,10 +44,11 @@ def test_one_process_of_mpirun_on_each_of_two_machines_is_one_run(tmp_path: Path
     with network(2, tmp_path) as net:
         agent = agent_of_mpirun(tmp_path, {f"n{n}": net.prefix(n) for n in net.numbers})
         mpirun = ["mpirun", "--allow-run-as-root", "--host", "n1:2,n2:2", "--map-by", "ppr:1:node"]
-        words = launch("-q", "--cpu", "--num-processes", "2", script(HOST)).split()
+        name = script(summing("socket.gethostname()"))
+        words = launch("-q", "--cpu", "--num-processes", "2", name).split()
         with executed():
             running = net.start(1, [*mpirun, *words], OMPI_MCA_plm_rsh_agent=agent)
             out, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
-    places = sorted(re.findall(r"\d \d \d \d \d+ n\d", out))
-    assert places == ["0 0 4 2 10 n1", "1 1 4 2 10 n1", "2 0 4 2 10 n2", "3 1 4 2 10 n2"]
+    places = sorted(re.findall(r"n\d \d \d \d \d \d+", out))
+    assert places == ["n1 0 0 4 2 10", "n1 1 1 4 2 10", "n2 2 0 4 2 10", "n2 3 1 4 2 10"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.launcher.clusters.slurm import read_nodelist
-from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for
+from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, summing, wait_for
 from tests.distributed.launching import finished, is_alive, script, wait_for_pids
 from tests.distributed.test_preemption import WORKER, require_exact
 from tests.distributed.test_preemption import Job as Training
@@ -20,15 +20,7 @@ pytestmark = [
     pytest.mark.xdist_group("slurm"),  # one worker starts it
 ]
 
-SUM = """
-import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([1.0 + dist.get_rank()])
-dist.all_reduce(total)
-place = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-print("place", os.environ["SLURMD_NODENAME"], *place, "sum", int(total), flush=True)
-dist.destroy_process_group()
-"""
+SUM = summing('"place", os.environ["SLURMD_NODENAME"]')
 
 
 def places(output: str) -> list[str]:
@@ -40,7 +32,7 @@ def on_two_nodes(per_node: int) -> list[str]:
     size = 2 * per_node
     total = size * (size + 1) // 2
     return [
-        f"{node} {index * per_node + local} {local} {size} {per_node} sum {total}"
+        f"{node} {index * per_node + local} {local} {size} {per_node} {total}"
         for index, node in enumerate(NODES)
         for local in range(per_node)
     ]
@@ -55,7 +47,7 @@ def test_a_batch_script_starts_one_run_on_all_nodes(slurm: Slurm) -> None:
     job = slurm.submit(f"{environment}\nexport SLURM_CONF={slurm.conf}\n{body}", *options)
     output = job.wait()
     first, other = NODES
-    expected = [f"{first} 0 0 3 2 sum 6", f"{first} 1 1 3 2 sum 6", f"{other} 2 0 3 1 sum 6"]
+    expected = [f"{first} 0 0 3 2 6", f"{first} 1 1 3 2 6", f"{other} 2 0 3 1 6"]
     assert places(output) == expected, output
     assert "HEADWAY_RUN_KEY" not in output
     assert job.states == {"COMPLETED"}
