@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from docs import screens
 from headway.commands.main import COMMANDS as commands
 from tests.architecture.tree import tracked_files, tracked_product_files
 from tests.commands.running import run
@@ -18,18 +17,6 @@ from tests.distributed import launching
 from tests.waiting import IS_LONG
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_screens() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("screens", ROOT / "docs" / "screens.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-screens = load_screens()
 
 
 def printed_by(command: str, stage: Path) -> str:
@@ -48,8 +35,7 @@ def printed_by(command: str, stage: Path) -> str:
         )
         return done.stdout
 
-    printed: str = screens.run(command, stage, execute)
-    return printed
+    return screens.run(command, stage, execute)
 
 
 COMMANDS = [

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from docs import errors, reference
+from docs import errors, reference, screens
 from headway.commands import explain
 from headway.ipc.origin import Layer
 from headway.settings.profile import parse_profile
 from headway.settings.table import TABLE
 from tests.distributed.launching import HEADWAY, environment, launch, run, script
 from tests.docs import test_screens
-from tests.docs.test_screens import ROOT, printed_by, screens
+from tests.docs.test_screens import ROOT, printed_by
 
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TESTED = {"sh", "console", "python", "yaml"}
@@ -104,8 +104,8 @@ def test_blocks_are_in_languages_that_a_test_runs_or_that_only_show() -> None:
     for page in PAGES:
         languages = {language for language, _, _ in BLOCK.findall(page.read_text())}
         assert languages <= TESTED | SHOWN, page.name
-    for page, text in blocks("sh"):
-        assert all(map(OWN_COMMANDS.match, text.strip().splitlines())), page
+    for name, text in blocks("sh"):
+        assert all(map(OWN_COMMANDS.match, text.strip().splitlines())), name
 
 
 def test_the_profiles_of_the_pages_are_valid() -> None:
