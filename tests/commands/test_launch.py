@@ -196,7 +196,7 @@ def test_help_settings_and_a_plan_are_shown_without_an_import_of_torch() -> None
         ("--set sbatch=qos=b script.py", "--submit"),
     ],
 )
-@pytest.mark.usefixtures("torch_asked_once")
+@pytest.mark.usefixtures("torch_asked_once", "starts_nothing")
 def test_a_mistake_is_two_to_four_lines_and_exit_2_before_anything_starts(
     words: str, reason: str
 ) -> None:
