@@ -13,22 +13,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from headway.compat import data_loader as ours
+from tests.data.streams import SizedStream
 
 theirs: Any = pytest.importorskip("accelerate.data_loader")
 BOTH = (ours, theirs)
 RANKS = [(world, rank) for world in range(1, 5) for rank in range(world)]
 SIZES = list(product(range(13), range(1, 5), (False, True)))
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.n))
 
 
 class Buckets:
@@ -47,6 +37,11 @@ class Buckets:
 def seen(loader: Any) -> tuple[list[Any], Any]:
     """Return the batches, and the length, both of which may be missing."""
     return [x.tolist() if isinstance(x, torch.Tensor) else list(x) for x in loader], len(loader)
+
+
+def prepared(lib: Any, loader: Any, world: int, rank: int, **options: Any) -> Any:
+    """Return what a package makes of a loader on a rank."""
+    return lib.prepare_data_loader(loader, num_processes=world, process_index=rank, **options)
 
 
 @pytest.mark.parametrize(("split", "even"), [*product((False, True), (False, True))])
@@ -78,17 +73,17 @@ def test_shards_of_streams_give_the_same_samples(split: bool) -> None:
     for (n, size, drop), (world, rank) in product(SIZES, RANKS):
         size = size * world if split else size
         shards = [
-            lib.IterableDatasetShard(Stream(n), size, drop, world, rank, split) for lib in BOTH
+            lib.IterableDatasetShard(SizedStream(range(n)), size, drop, world, rank, split)
+            for lib in BOTH
         ]
         assert [list(shards[0]), len(shards[0])] == [list(shards[1]), len(shards[1])]
 
 
-class Parts(Stream):
+class Parts(IterableDataset[int]):
     """A stream in parts, such as those of Hugging Face's `datasets`."""
 
     def __init__(self, n: int, parts: tuple[int, ...] = (0, 1, 2)) -> None:
-        super().__init__(n)
-        self.parts = parts
+        self.n, self.parts = n, parts
 
     @property
     def n_shards(self) -> int:
@@ -111,17 +106,8 @@ def test_each_rank_reads_parts_of_a_stream_that_has_enough_of_them(
     monkeypatch.setattr(theirs, "is_datasets_available", lambda: True)
     for split, (world, rank) in product((False, True), RANKS):
         size = 2 * world if split else 2
-        found = [
-            list(
-                lib.prepare_data_loader(
-                    DataLoader(Parts(5), batch_size=size),
-                    num_processes=world,
-                    process_index=rank,
-                    split_batches=split,
-                )
-            )
-            for lib in BOTH
-        ]
+        loader = DataLoader(Parts(5), batch_size=size)
+        found = [[*prepared(lib, loader, world, rank, split_batches=split)] for lib in BOTH]
         assert [batch.tolist() for batch in found[0]] == [batch.tolist() for batch in found[1]]
         if world == 3 and not split:
             assert {int(x) // 10 for batch in found[0] for x in batch} == {rank}
@@ -131,16 +117,9 @@ def test_each_rank_reads_parts_of_a_stream_that_has_enough_of_them(
 def test_prepared_loaders_give_the_same_batches_and_attributes(split: bool, stream: bool) -> None:
     for (n, size, drop), (world, rank) in product(SIZES[::5], RANKS):
         size = size * world if split else size
-        data: Any = Stream(n) if stream else range(n)
-        loaders = [
-            lib.prepare_data_loader(
-                DataLoader(data, batch_size=size, drop_last=drop),
-                num_processes=world,
-                process_index=rank,
-                split_batches=split,
-            )
-            for lib in BOTH
-        ]
+        data: Any = SizedStream(range(n)) if stream else range(n)
+        plain: Any = DataLoader(data, batch_size=size, drop_last=drop)
+        loaders = [prepared(lib, plain, world, rank, split_batches=split) for lib in BOTH]
         found = [seen(loader) for loader in loaders]
         assert found[0] == found[1], (n, size, drop, world, rank)
         names = ("end_of_dataloader", "remainder", "iteration")
@@ -156,13 +135,9 @@ def test_shuffled_orders_are_the_same_for_the_same_seed() -> None:
         orders = []
         for lib in BOTH:
             torch.manual_seed(3)
-            loader: Any = lib.prepare_data_loader(
-                DataLoader(torch.arange(11), batch_size=2, shuffle=True),  # type: ignore[arg-type]
-                num_processes=world,
-                process_index=rank,
-                use_seedable_sampler=seeded,
-                data_seed=5 if seeded else None,
-            )
+            plain: Any = DataLoader(range(11), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+            options = {"use_seedable_sampler": seeded, "data_seed": 5 if seeded else None}
+            loader = prepared(lib, plain, world, rank, **options)
             orders.append([seen(loader), seen(loader)])
         assert orders[0] == orders[1], (seeded, world, rank)
 
@@ -172,11 +147,8 @@ def test_orders_after_a_pass_that_was_left_are_the_same() -> None:
         orders = []
         for lib in BOTH:
             torch.manual_seed(3)
-            loader: Any = lib.prepare_data_loader(
-                DataLoader(torch.arange(n), batch_size=2, shuffle=True),  # type: ignore[arg-type]
-                num_processes=world,
-                process_index=rank,
-            )
+            plain: Any = DataLoader(range(n), batch_size=2, shuffle=True)  # type: ignore[arg-type]
+            loader = prepared(lib, plain, world, rank)
             orders.append([[batch.tolist() for batch in islice(loader, left_after)], seen(loader)])
         assert orders[0] == orders[1], (n, left_after, world, rank)
 
@@ -198,14 +170,13 @@ def test_first_batches_are_left_out_alike(skip: int) -> None:
     assert found[0] == found[1]
     found = [seen(lib.SkipDataLoader(range(9), skip, batch_size=2)) for lib in BOTH]
     assert found[0] == found[1]
-    for data in (range(9), Stream(9)):
+    for data in (range(9), SizedStream(range(9))):
         plain: Any = DataLoader(data, batch_size=2)  # type: ignore[arg-type]
         rest = [seen(lib.skip_first_batches(plain, skip))[0] for lib in BOTH]
         assert rest[0] == rest[1]
-        shards = [lib.prepare_data_loader(plain, num_processes=2, process_index=1) for lib in BOTH]
         rest = [
-            [batch.tolist() for batch in lib.skip_first_batches(shard, skip)]
-            for lib, shard in zip(BOTH, shards, strict=True)
+            [batch.tolist() for batch in lib.skip_first_batches(prepared(lib, plain, 2, 1), skip)]
+            for lib in BOTH
         ]
         assert rest[0] == rest[1]
 

@@ -22,6 +22,7 @@ from headway.data.loader_set import LoaderSet
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
 from headway.utils import ProjectConfiguration, set_seed
+from tests.data.streams import StatefulStream
 
 
 class Lazy:
@@ -158,22 +159,22 @@ def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> N
         assert begun[: first - 1] + rest == whole, stop
 
 
-class Positioned(torch.utils.data.IterableDataset[torch.Tensor]):
+class Positioned(StatefulStream):
     """A stream that continues where its state says, in an order of each epoch."""
 
-    at = epoch = 0
+    epoch = 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        while self.at < 6:
-            self.at += 1
-            yield torch.tensor([float(self.at + 10 * self.epoch)])
-        self.at, self.epoch = 0, self.epoch + 1
+        for sample in super().__iter__():
+            yield sample + 10 * self.epoch
+        self.epoch += 1
 
     def state_dict(self) -> dict[str, int]:
-        return {"at": self.at, "epoch": self.epoch}
+        return {"epoch": self.epoch, **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at, self.epoch = state["at"], state["epoch"]
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
 
 
 def saved_after_each_epoch(
@@ -185,8 +186,8 @@ def saved_after_each_epoch(
     accelerator = Accelerator(cpu=True, project_config=project)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    samples: Any = Positioned() if twice else torch.arange(8.0)[:, None]
-    data = DataLoader(samples, 2, shuffle=not twice)
+    samples: Any = torch.arange(6.0 if twice else 8.0)[:, None]
+    data = DataLoader(Positioned(samples) if twice else samples, 2, shuffle=not twice)
     model, optimizer, schedule, loader = accelerator.prepare(
         model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), data
     )
@@ -416,31 +417,20 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "batches that it keeps" in notes(capsys)
 
 
-class Counting(torch.utils.data.IterableDataset[int]):
-    """A stream that continues where it was left."""
-
-    at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            self.at += 1
-            yield self.at
-
+class Numbered(StatefulStream):
     def set_epoch(self, epoch: int) -> None:
         pass
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 @pytest.mark.processes
 def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = PreparedDataLoader(DataLoader(Counting(), 2), run=LoaderSet(Progress()))
+    def numbered(**options: Any) -> PreparedDataLoader:
+        loader = DataLoader(Numbered(range(99)), 2, **options)
+        return PreparedDataLoader(loader, run=LoaderSet(Progress()))
+
+    loader = numbered()
     for _ in loader:
         loader.run.progress.num_trained += 1
         loader.state_dict()
@@ -449,10 +439,10 @@ def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
     loader.state_dict()
     assert "with state_dict() ended early" in notes(capsys)
     workers: Any = {"num_workers": 1, "persistent_workers": True}
-    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
+    numbered(**workers).state_dict()
     assert "does not reach persistent workers" in notes(capsys)
-    monkeypatch.setattr(Counting, "__module__", "datasets.iterable_dataset")
-    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
+    monkeypatch.setattr(Numbered, "__module__", "datasets.iterable_dataset")
+    numbered(**workers).state_dict()
     assert notes(capsys) == "", "in memory that workers share"
 
 
@@ -468,7 +458,7 @@ def test_two_loops_over_one_loader_are_reported_but_not_an_iterator_that_is_crea
         loader.run.begin_epochs()
     begin = {
         "a": lambda: iter(loader),
-        "b": lambda: iter(loader),
+        "b": lambda: iter(loader),  # in another line
     }
     for loop in loops:
         for _ in begin[loop]():

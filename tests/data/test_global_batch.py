@@ -7,18 +7,14 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler  # noqa: E402
 
 from headway import Accelerator, DataLoaderConfiguration  # noqa: E402
 from headway.compat import Accelerator as CompatAccelerator  # noqa: E402
 from headway.data.configuration import micro_batch_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 from headway.ipc.progress import process_progress  # noqa: E402
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(12))
+from tests.data.streams import Stream  # noqa: E402
 
 
 class Uneven:
@@ -37,7 +33,7 @@ def loaders() -> list[Any]:
     return [
         DataLoader(numbers, batch_size=5),
         DataLoader(numbers, batch_sampler=of_two),
-        DataLoader(Stream(), batch_size=2),
+        DataLoader(Stream(numbers), batch_size=2),
         DataLoader(numbers, batch_size=4),
     ]
 

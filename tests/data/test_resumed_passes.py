@@ -23,46 +23,33 @@ from headway.data.loader_set import LoaderSet
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.ipc.progress import Progress
 from headway.utils import DataLoaderConfiguration, set_seed
+from tests.data.streams import StatefulStream, Stream
 
 CPU = torch.device("cpu")
 SAMPLES, SIZE, EPOCHS = 12, 3, 3
+NUMBERS: Any = range(SAMPLES)
 Drawn = list[tuple[Any, ...]]
 
 
-class Plain(Dataset[int]):
+class Augmented(Dataset[Any]):
+    """Draws from all generators for each sample."""
+
     def __len__(self) -> int:
         return SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Augmented(Plain):
-    """Draws from all generators for each sample."""
 
     def __getitem__(self, index: int) -> Any:
         return index, torch.rand(1), random.random(), np.random.rand()
 
 
-class Stream(IterableDataset[Any]):
-    """Goes on where its state says, and draws for each sample."""
-
-    at = 0
+class Drawing(StatefulStream):
+    """Continues where its state says, and draws for each sample."""
 
     def __iter__(self) -> Iterator[Any]:
-        while self.at < SAMPLES:
-            self.at += 1
-            yield self.at, torch.rand(1), random.random()
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+        for sample in super().__iter__():
+            yield sample, torch.rand(1), random.random()
 
 
-class Counted(Stream):
+class Counted(StatefulStream):
     """A stream whose epochs begin by their number, and not by the state of the one before."""
 
     epoch = 0
@@ -71,16 +58,8 @@ class Counted(Stream):
         self.epoch, self.at = epoch, 0
 
     def __iter__(self) -> Iterator[Any]:
-        while self.at < SAMPLES:
-            self.at += 1
-            yield self.at, 100 * self.epoch
-
-
-class Plainly(IterableDataset[int]):
-    """A stream that begins anew in each pass, and draws nothing."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(SAMPLES))
+        for sample in super().__iter__():
+            yield sample, 100 * self.epoch
 
 
 class Shuffling(IterableDataset[int]):
@@ -119,7 +98,7 @@ def shared() -> list[DataLoader[Any]]:
     generator = seeded()
     return [
         DataLoader(Augmented(), SIZE, shuffle=True, generator=generator),
-        DataLoader(Plain(), SIZE, shuffle=True, generator=generator),
+        DataLoader(NUMBERS, SIZE, shuffle=True, generator=generator),
     ]
 
 
@@ -132,7 +111,7 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
         DataLoader(
             Augmented(),
             SIZE,
-            sampler=RandomSampler(Plain(), replacement=True, num_samples=40, generator=seeded()),
+            sampler=RandomSampler(NUMBERS, replacement=True, num_samples=40, generator=seeded()),
         )
     ],
     "weighted": lambda: [
@@ -140,29 +119,29 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
     ],
     "own batches": lambda: [DataLoader(Augmented(), batch_sampler=OwnBatches(of_python=True))],
     "single samples": lambda: [DataLoader(Augmented(), batch_size=None, shuffle=True)],
-    "stream": lambda: [DataLoader(Stream(), SIZE)],
-    "stream with set_epoch": lambda: [DataLoader(Counted(), SIZE)],
+    "stream": lambda: [DataLoader(Drawing(NUMBERS), SIZE)],
+    "stream with set_epoch": lambda: [DataLoader(Counted(NUMBERS), SIZE)],
     "stream with generators": lambda: [DataLoader(Shuffling(), SIZE)],
     "two": lambda: [
         DataLoader(Augmented(), SIZE, shuffle=True),
-        DataLoader(Plain(), 2, shuffle=True),
+        DataLoader(NUMBERS, 2, shuffle=True),
     ],
     "seedable": lambda: [DataLoader(Augmented(), SIZE, shuffle=True)],
-    "workers": lambda: [DataLoader(Plain(), SIZE, shuffle=True, num_workers=1)],
-    "lasting workers": lambda: [DataLoader(Plain(), SIZE, shuffle=True, **WORKERS)],
+    "workers": lambda: [DataLoader(NUMBERS, SIZE, shuffle=True, num_workers=1)],
+    "lasting workers": lambda: [DataLoader(NUMBERS, SIZE, shuffle=True, **WORKERS)],
     "lasting workers, own generator": lambda: [
-        DataLoader(Plain(), SIZE, shuffle=True, generator=seeded(), **WORKERS)
+        DataLoader(NUMBERS, SIZE, shuffle=True, generator=seeded(), **WORKERS)
     ],
     "lasting workers, own batches": lambda: [
-        DataLoader(Plain(), batch_sampler=OwnBatches(), **WORKERS)
+        DataLoader(NUMBERS, batch_sampler=OwnBatches(), **WORKERS)
     ],
     "two, of lasting workers": lambda: [
         DataLoader(Augmented(), SIZE, shuffle=True),
-        DataLoader(Plain(), 2, shuffle=True, **WORKERS),
+        DataLoader(NUMBERS, 2, shuffle=True, **WORKERS),
     ],
     "a stream of lasting workers": lambda: [
         DataLoader(Augmented(), SIZE, shuffle=True),
-        DataLoader(Plainly(), 2, **WORKERS),
+        DataLoader(Stream(NUMBERS), 2, **WORKERS),
     ],
 }
 
@@ -412,22 +391,22 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
     assert loader.state_dict()["place"][:2] == [1, 0]
 
 
-class Worn(Stream):
+class Worn(Drawing):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"] + 1
 
 
-@pytest.mark.parametrize(("stream", "told"), [(Stream, 0), (Worn, 1)])
+@pytest.mark.parametrize(("stream", "told"), [(Drawing, 0), (Worn, 1)])
 def test_a_look_reads_what_follows_and_moves_no_stream(
-    stream: type[Stream], told: int, capsys: pytest.CaptureFixture[str]
+    stream: type[Drawing], told: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loader = PreparedDataLoader(DataLoader(stream(), SIZE), run=LoaderSet(Progress()))
+    loader = PreparedDataLoader(DataLoader(stream(NUMBERS), SIZE), run=LoaderSet(Progress()))
     loader.run.counts_training = True
     passes = [(batch[0].tolist(), next(iter(loader), [None])[0]) for batch in loader]
     assert capsys.readouterr().err.count("did not restore its state") == told
     if not told:
         read, looks = zip(*passes, strict=True)
-        assert [*read] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
+        assert [*read] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
         assert [look.tolist() for look in looks] == [*read[1:], read[0]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     SequentialSampler,
 )
 
@@ -25,6 +23,7 @@ from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
 from headway.distributed.nested import checksum_of
 from headway.errors import UsageError
+from tests.data.streams import SizedStream, Stream
 
 LOADERS: dict[str, Any] = {
     "n": st.integers(1, 60),
@@ -54,24 +53,11 @@ class Numbers(Dataset[int]):
         return 4
 
 
-class Stream(IterableDataset[int]):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.n))
-
-
-class SizedStream(Stream):
-    def __len__(self) -> int:
-        return self.n
-
-
 @given(**LOADERS)
 def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
     n: int, batch_size: int, world: int, split: bool, stream: bool
 ) -> None:
-    data: Any = Stream(n) if stream else range(n)
+    data: Any = Stream(range(n)) if stream else range(n)
     loader = DataLoader(data, batch_size=batch_size * (world if split else 1))
     parts = shares(loader, world, split_batches=split)
     sizes = [[len(batch) for batch in part] for part in parts]
@@ -85,7 +71,7 @@ def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
 def test_uneven_ranks_get_every_sample_once_in_as_many_batches_as_their_length_says(
     n: int, batch_size: int, world: int, split: bool, stream: bool
 ) -> None:
-    data: Any = SizedStream(n) if stream else range(n)
+    data: Any = SizedStream(range(n)) if stream else range(n)
     loader = DataLoader(data, batch_size=batch_size * (world if split else 1))
     config = Configuration(split_batches=split, even_batches=False)
     ranks = [PreparedDataLoader(loader, rank, world, config=config) for rank in range(world)]
@@ -100,9 +86,11 @@ def of_size(size: int | None, n: int, **options: Any) -> DataLoader[Any]:
 
 
 BUCKETS: Any = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]
+READY = torch.arange(6).reshape(3, 2)
 SHARES: list[tuple[DataLoader[Any], dict[str, Any], list[Any]]] = [
     (of_size(2, 8), {}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
-    (DataLoader(Stream(0), batch_size=2), {}, [[], []]),
+    (DataLoader(Stream([]), batch_size=2), {}, [[], []]),
+    (DataLoader(Stream(READY), batch_size=None), {}, [[[0, 1], [4, 5]], [[2, 3], [4, 5]]]),
     (of_size(2, 9, drop_last=True), {}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
     (of_size(2, 9, drop_last=True), {}, [[[0, 1]], [[2, 3]], [[4, 5]]]),
     (of_size(2, 7), {"even_batches": False}, [[[0, 1], [6]], [[2, 3]], [[4, 5]]]),
@@ -144,17 +132,6 @@ def test_a_loader_that_drops_all_its_batches_is_reported(
     assert capsys.readouterr().err == ""
 
 
-def test_stream_of_ready_batches_is_dealt_out() -> None:
-    class Batches(IterableDataset[torch.Tensor]):
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            return iter(torch.arange(6).reshape(3, 2))
-
-    assert shares(DataLoader(Batches(), batch_size=None), 2) == [
-        [[0, 1], [4, 5]],
-        [[2, 3], [4, 5]],
-    ]
-
-
 def test_the_script_s_loader_answers_for_everything_else() -> None:
     class Epochs(SequentialSampler):
         epoch = 0
@@ -175,14 +152,40 @@ def test_the_script_s_loader_answers_for_everything_else() -> None:
 
 
 def test_stream_without_length_has_none_after_prepare() -> None:
-    prepared = PreparedDataLoader(DataLoader(Stream(3), batch_size=2), 0, 2)
+    prepared = PreparedDataLoader(DataLoader(Stream(range(3)), batch_size=2), 0, 2)
     with pytest.raises(TypeError):
         len(prepared)
 
 
-def test_split_batches_without_batch_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot yield batches of the same number"):
-        shares(DataLoader(Stream(3), batch_size=None), 2, split_batches=True)
+class Doubling(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return map(torch.neg, super().__iter__())
+
+
+TWO: Any = range(2)
+FIRST: Any = DistributedSampler(TWO, num_replicas=2, rank=0)
+SPLIT = {"split_batches": True}
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "said"),
+    [
+        (DataLoader(TWO, sampler=FIRST), {}, "sharded twice"),
+        (DataLoader(TWO, batch_size=3), SPLIT, "multiple of 2"),
+        (DataLoader(Stream(TWO), batch_size=None), SPLIT, "batches of the same number"),
+        (Doubling(TWO, 2), SPLIT, "size of the Doubling"),
+        (Doubling(TWO), {"dispatch_batches": False}, "Doubling overrides __iter__"),
+    ],
+)
+def test_a_loader_that_cannot_be_shared_out_is_refused_with_a_way_out(
+    loader: DataLoader[Any], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        shares(loader, 2, **options)
+
+
+def test_a_loader_with_its_own_loop_is_asked_for_its_batches() -> None:
+    assert shares(Doubling(torch.arange(2)), 1) == [[[0], [-1]]]  # type: ignore[arg-type]
 
 
 def test_batches_are_moved_to_the_device() -> None:
@@ -214,7 +217,7 @@ class EpochsStream(Epochs, Stream): ...
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
     sampler = EpochsSampler(range(4))
-    batches, stream = EpochsBatches(sampler, 2, False), EpochsStream(4)
+    batches, stream = EpochsBatches(sampler, 2, False), EpochsStream(range(4))
     for loader in (
         DataLoader(torch.arange(4), batch_sampler=batches),  # type: ignore[arg-type]
         DataLoader(stream, batch_size=2),
@@ -241,22 +244,11 @@ def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "collate_fn", "num_workers", "sampler"])
 def test_a_prepared_loader_refuses_changes_that_would_have_no_effect(name: str) -> None:
-    prepared = PreparedDataLoader(DataLoader(Stream(4)), 0, 1)
+    prepared = PreparedDataLoader(DataLoader(Stream(range(4))), 0, 1)
     with pytest.raises(UsageError, match=f"set {name} before prepare"):
         setattr(prepared, name, None)
     prepared.my_note = 5
     assert prepared.my_note == 5
-
-
-def test_a_loader_with_its_own_loop_is_refused_where_every_rank_is_to_read_its_own_share() -> None:
-    class Doubling(DataLoader[Any]):
-        def __iter__(self) -> Any:
-            return map(torch.neg, super().__iter__())
-
-    loader = Doubling(torch.arange(2))  # type: ignore[arg-type]
-    assert shares(loader, 1) == [[[0], [-1]]]
-    with pytest.raises(UsageError, match="Doubling overrides __iter__"):
-        shares(loader, 2, dispatch_batches=False)
 
 
 @pytest.mark.parametrize("is_in_batches", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
@@ -13,22 +12,23 @@ from torch.utils.data import DataLoader, Dataset
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
 from headway.errors import CheckpointError
-from tests.data.test_sharding import EpochsSampler, SizedStream
+from tests.data.streams import SizedStream, StatefulStream
+from tests.data.test_sharding import EpochsSampler
 
 
 class Loads(Dataset[int]):
     """Notes which samples are loaded."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+    def __init__(self, samples: range) -> None:
+        self.samples = samples
         self.loaded: list[int] = []
 
     def __len__(self) -> int:
-        return self.n
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> int:
         self.loaded.append(index)
-        return index
+        return self.samples[index]
 
 
 def batches(loader: Any) -> list[list[int]]:
@@ -42,7 +42,7 @@ def prepared(data: Any, world: int, **options: Any) -> list[PreparedDataLoader]:
 
 
 def test_a_plain_loader_without_its_first_batches_loads_none_of_them() -> None:
-    data = Loads(7)
+    data = Loads(range(7))
     skipped = skip_first_batches(DataLoader(data, batch_size=2), 2)
     assert (batches(skipped), len(skipped), data.loaded) == ([[4, 5], [6]], 2, [4, 5, 6])
 
@@ -53,7 +53,7 @@ def test_a_plain_loader_without_its_first_batches_loads_none_of_them() -> None:
 def test_a_prepared_loader_goes_on_where_the_epoch_was_left(
     world: int, even: bool, is_stream: bool
 ) -> None:
-    data: Any = SizedStream(9) if is_stream else Loads(9)
+    data: Any = (SizedStream if is_stream else Loads)(range(9))
     for loader in prepared(data, world, even_batches=even):
         whole = batches(loader)
         for skip in range(7):
@@ -65,7 +65,7 @@ def test_a_prepared_loader_goes_on_where_the_epoch_was_left(
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_no_rank_loads_what_it_leaves_out(world: int) -> None:
-    data = Loads(9)
+    data = Loads(range(9))
     for loader in prepared(data, world):
         batches(loader)  # in their first pass ranks load a batch to compare it
         data.loaded.clear()
@@ -79,14 +79,14 @@ def test_a_loader_with_an_iter_of_its_own_leaves_out_the_batches_that_this_one_g
             yield from super().__iter__()
             yield from super().__iter__()
 
-    loader = Twice(Loads(4), batch_size=2)
+    loader = Twice(Loads(range(4)), batch_size=2)
     assert batches(skip_first_batches(loader, 3)) == [[2, 3]]
     assert batches(skip_first_batches(PreparedDataLoader(loader), 3)) == [[2, 3]]
 
 
 def test_a_pass_over_the_rest_of_an_epoch_counts_as_that_epoch() -> None:
     sampler = EpochsSampler(range(4))
-    loader = PreparedDataLoader(DataLoader(Loads(4), sampler=sampler))
+    loader = PreparedDataLoader(DataLoader(Loads(range(4)), sampler=sampler))
     loader.set_epoch(3)
     batches(skip_first_batches(loader, 1))
     batches(loader)
@@ -103,24 +103,6 @@ def test_the_rest_of_a_shuffled_epoch_is_the_one_that_was_left() -> None:
     assert batches(skip_first_batches(whole, 3)) == expected[3:]
 
 
-class Counting(SizedStream):
-    """A stream that goes on where its state says."""
-
-    start = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.start < self.n:
-            self.start += 1
-            yield self.start - 1
-        self.start = 0
-
-    def state_dict(self) -> int:
-        return self.start
-
-    def load_state_dict(self, state: int) -> None:
-        self.start = state
-
-
 def own_loaders(data: Any, world: int) -> list[PreparedDataLoader]:
     class Own(DataLoader[Any]):
         def __iter__(self) -> Any:
@@ -134,16 +116,16 @@ def dispatched(data: Any, world: int) -> list[PreparedDataLoader]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("kind", [Loads, SizedStream, Counting])
+@pytest.mark.parametrize("kind", [Loads, SizedStream, StatefulStream])
 @pytest.mark.parametrize("make", [prepared, dispatched, own_loaders])
 def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
     make: Any, kind: Any, world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = lambda received, sent: received.__setitem__(0, sent[0])  # noqa: E731 - as rank 0 gets it
     monkeypatch.setattr(torch.distributed, "scatter_object_list", first)
-    whole = [batches(loader) for loader in make(kind(14), world)]
+    whole = [batches(loader) for loader in make(kind(range(14)), world)]
     for skip in (2, 1, 3):
-        loaders = make(kind(14), world), make(kind(14), world)
+        loaders = make(kind(range(14)), world), make(kind(range(14)), world)
         for expected, interrupted, other in zip(whole, *loaders, strict=True):
             current = iter(interrupted)
             next(current), next(current)
@@ -155,12 +137,12 @@ def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
 
 
 def test_a_stream_goes_on_after_whole_rounds_of_as_many_ranks() -> None:
-    (loader,) = prepared(SizedStream(9), 1)
+    (loader,) = prepared(SizedStream(range(9)), 1)
     for number, _ in enumerate(loader, 1):
         if number == 3:
             position = loader.state_dict()
-    prepared(SizedStream(9), 3)[0].load_state_dict(position)
+    prepared(SizedStream(range(9)), 3)[0].load_state_dict(position)
     with pytest.raises(
         CheckpointError, match="ranks read together is 2 in this run and a divisor of 3"
     ):
-        prepared(SizedStream(9), 2)[0].load_state_dict(position)
+        prepared(SizedStream(range(9)), 2)[0].load_state_dict(position)

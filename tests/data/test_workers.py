@@ -13,10 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from headway.data.loader import PreparedDataLoader
 from headway.ipc import signals
+from tests.data.streams import Stream
 
 pytestmark = [
     pytest.mark.processes,
@@ -37,11 +38,6 @@ class BlocksTerm(Dataset[bool]):
         ).stdout
         (blocked,) = (int(line.split()[1], 16) for line in status.splitlines() if "SigBlk" in line)
         return bool(blocked >> (signal.SIGTERM - 1) & 1)
-
-
-class Numbers(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(6)
 
 
 class Own(DataLoader[Any]):
@@ -90,7 +86,9 @@ def test_workers_serve_on_after_every_request_and_end_when_their_rank_ends_them(
 @pytest.mark.parametrize("kind", [DataLoader, Own])
 def test_the_workers_of_streams_and_of_loaders_with_an_own_iter_serve_on(kind: Any) -> None:
     called = multiprocessing.get_context("fork").SimpleQueue()
-    batches = iter(PreparedDataLoader(kind(Numbers(), num_workers=2, worker_init_fn=called.put)))
+    batches = iter(
+        PreparedDataLoader(kind(Stream(range(12)), num_workers=2, worker_init_fn=called.put))
+    )
     taken = [next(batches)]
     send(signal.SIGTERM)
     assert len([*taken, *batches]) == 12
@@ -98,7 +96,7 @@ def test_the_workers_of_streams_and_of_loaders_with_an_own_iter_serve_on(kind: A
 
 
 def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
-    batches = iter(PreparedDataLoader(DataLoader(Numbers(), num_workers=2)))
+    batches = iter(PreparedDataLoader(DataLoader(Stream(range(12)), num_workers=2)))
     next(batches)
     workers = multiprocessing.active_children()
     # torch's handler raises wherever it is run, or not at all where join() was the first to know

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from headway import Accelerator
 from headway.data.configuration import DataLoaderConfiguration
 from headway.distributed import call_barrier
 from headway.errors import UsageError
 from headway.utils import broadcast_object_list, gather_object
+from tests.data.streams import Stream
 from tests.distributed.in_ranks import RANK, WORLD, marks, of_all_ranks, with_ranks
 from tests.distributed.launching import launch, script
 
@@ -48,11 +49,6 @@ def require_refusal(call: Callable[[], object], name: str = "") -> None:
     assert "synced_gpus=True" in fix or not (is_in_torch and "of shards" in name), fix
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
-
-
 def calls_of_all(accelerator: Accelerator) -> Calls:
     one = torch.ones(1)
     model, optimizer = torch.nn.Linear(2, 1), torch.optim.SGD([one.requires_grad_()], lr=0.1)
@@ -62,7 +58,7 @@ def calls_of_all(accelerator: Accelerator) -> Calls:
     )
     shuffled = accelerator.prepare(DataLoader(range(8), shuffle=True))  # type: ignore[arg-type]
     dispatched = dispatching.prepare(DataLoader(range(8)))  # type: ignore[arg-type]
-    streamed = accelerator.prepare(DataLoader(Stream()))
+    streamed = accelerator.prepare(DataLoader(Stream(range(8))))
     accelerator.save_state("background", wait=False)
 
     def in_a_block() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr
 from io import StringIO
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
 from headway.errors import UsageError
 from headway.utils import set_seed
+from tests.data.streams import SizedStream, StatefulStream, Stream
 from tests.distributed.in_ranks import (
     RANK,
     WORLD,
@@ -34,19 +35,6 @@ pytestmark = marks(__name__)
 
 
 Numbers: Any = range  # a data set that gives each index
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __iter__(self) -> Iterator[int]:
-        worker = torch.utils.data.get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        return iter(range(first, self.n, step))
 
 
 class Batches:
@@ -76,7 +64,7 @@ def samples_of(loader: Any) -> list[Any]:
 @with_ranks(1, 3, long=(2,))
 def test_loader_workers_lose_and_repeat_nothing() -> None:
     accelerator = Accelerator()
-    for data in (Numbers(11), Stream(11)):
+    for data in (Numbers(11), SizedStream(Numbers(11))):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch advises on worker counts of small machines
             loader: Any = DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True)
@@ -120,32 +108,6 @@ def order() -> list[int]:
 @each_world(3, long=(2,))
 def test_one_seed_gives_one_order_of_samples_with_any_number_of_ranks(world: int) -> None:
     assert order(world)[0] == order(1)[0]
-
-
-class Loops(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        yield from super().__iter__()
-
-
-@with_ranks(3, long=(2,))
-def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out() -> None:
-    sampler: Any = DistributedSampler(Numbers(8), num_replicas=WORLD, rank=RANK)
-    for accelerator, loader, told in (
-        (Accelerator(), DataLoader(Numbers(8), sampler=sampler, batch_size=2), "sharded twice"),
-        (
-            Accelerator(split_batches=True),
-            DataLoader(Numbers(8), batch_size=WORLD + 1),
-            f"multiple of {WORLD}",
-        ),
-        (Accelerator(split_batches=True), Loops(Numbers(8), WORLD), "size of the Loops"),
-        (
-            Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False)),
-            Loops(Numbers(8), batch_size=2),
-            "Loops overrides __iter__",
-        ),
-    ):
-        with pytest.raises(UsageError, match=told):
-            accelerator.prepare(loader)
 
 
 @with_ranks(1, 3, long=(2,))
@@ -251,11 +213,12 @@ def test_data_that_differ_between_ranks_are_refused_and_random_ones_are_not() ->
             list(prepared)
 
 
-class Shards(IterableDataset[int]):
+class Shards(StatefulStream):
     """A stream of shards that notes what it has read, as those of Hugging Face's `datasets`."""
 
     def __init__(self, shards: list[range]) -> None:
-        self.shards, self.at = shards, 0
+        super().__init__([*chain.from_iterable(shards)])
+        self.shards = shards
         self.read: list[int] = []
 
     @property
@@ -266,26 +229,9 @@ class Shards(IterableDataset[int]):
         return Shards(self.shards[index::num_shards])
 
     def __iter__(self) -> Iterator[int]:
-        samples = list(chain.from_iterable(self.shards))
-        while self.at < len(samples):
-            self.at += 1
-            self.read.append(samples[self.at - 1])
-            yield samples[self.at - 1]
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-class Plain(IterableDataset[int]):
-    def __init__(self, samples: Any) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.samples)
+        for sample in super().__iter__():
+            self.read.append(sample)
+            yield sample
 
 
 def sharded(kind: str) -> tuple[Accelerator, Any]:
@@ -300,7 +246,7 @@ def sharded(kind: str) -> tuple[Accelerator, Any]:
     if kind == "a part of a stream":
         return own, DataLoader(Shards([numbers[RANK::WORLD]]), 2)
     if kind == "a part of a stream without a state":
-        return own, DataLoader(Plain(numbers[RANK::WORLD]), 2)
+        return own, DataLoader(Stream(numbers[RANK::WORLD]), 2)
     return Accelerator(), DataLoader(Shards([numbers[rank::WORLD] for rank in range(WORLD)]), 2)
 
 
@@ -352,7 +298,7 @@ def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
             assert len(prepared.dataset.read) <= 4 * len(range(RANK, 13, WORLD))
     accelerator, _ = sharded("a part of a stream")
     for short, is_reported in ((4, False), (2, True), (1, False)):
-        uneven: Any = DataLoader(Plain(range(6 if RANK == 0 else short)), 2)
+        uneven: Any = DataLoader(Stream(range(6 if RANK == 0 else short)), 2)
         with redirect_stderr(StringIO()) as said:
             assert len([*accelerator.prepare(uneven)]) == 3
         note = "the data of ranks 1-2 have fewer batches than those of other ranks"
@@ -392,75 +338,3 @@ def test_dispatched_batches_of_texts_are_gathered_and_skipped() -> None:
     assert list(chain.from_iterable(seen)) == [str(i) for i in range(7)]
     skipped = accelerator.skip_first_batches(accelerator.prepare(texts), 1)
     assert len(skipped) == len(list(skipped)) == -(-4 // WORLD) - 1
-
-
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "drop_last": {},
-    "own __iter__": {},
-    "uneven": {"even_batches": False},
-    "split": {"split_batches": True},
-    "split, uneven": {"split_batches": True, "even_batches": False},
-    "dispatched": {"dispatch_batches": True},
-    "dispatched, uneven": {"dispatch_batches": True, "even_batches": False},
-    "dispatched, split": {"dispatch_batches": True, "split_batches": True},
-    "dispatched, drop_last": {"dispatch_batches": True},
-    "own __iter__, uneven": {"even_batches": False},
-}
-
-
-class Case(NamedTuple):
-    mode: str
-    data: type[Any]
-    n: int
-    batch_size: int
-    form: str
-
-
-def cases(seed: int) -> list[Case]:
-    """Return all cases, or some, each in a random form; the same on every rank."""
-    drawn = random.Random(seed)
-    every = list(product(MODES, (Numbers, Stream), range(1, 41), range(1, 9)))
-    chosen = every if IS_LONG else drawn.sample(every, 33)
-    return [Case._make((*case, drawn.choice(("tensor", "nested", "objects")))) for case in chosen]
-
-
-def gathered(accelerator: Accelerator, batch: torch.Tensor, form: str) -> list[int]:
-    if form == "objects":
-        return list(accelerator.gather_for_metrics(batch.tolist()))
-    if form == "nested":
-        return list(accelerator.gather_for_metrics({"x": [batch]})["x"][0].tolist())
-    return list(accelerator.gather_for_metrics(batch).tolist())
-
-
-def require_exact_metrics(accelerator: Accelerator, case: Case) -> None:
-    """Require that one epoch gives each sample once."""
-    config = MODES[case.mode]
-    size = case.batch_size * (WORLD if "split_batches" in config else 1)
-    kind = Loops if "__iter__" in case.mode else DataLoader
-    drop_last = "drop_last" in case.mode
-    loader = kind(case.data(case.n), batch_size=size, drop_last=drop_last)
-    loader = accelerator.prepare(loader)
-    mine: list[tuple[int, bool]] = []
-    seen: list[int] = []
-    for batch in loader:
-        mine.append((len(batch), loader.end_of_dataloader))
-        seen += gathered(accelerator, batch, case.form)
-    wanted = case.n - case.n % loader.total_batch_size if drop_last else case.n
-    is_uneven = config.get("even_batches") is False
-    assert seen == list(range(len(seen) if is_uneven and RANK else wanted)), case
-    assert len(mine) == len(loader), case
-    if not is_uneven:  # where a rank may have no part of the last round
-        assert [is_end for _, is_end in mine] == [at == len(mine) for at, _ in enumerate(mine, 1)]
-    total = int(accelerator.reduce(torch.tensor(sum(size for size, _ in mine))))
-    assert total == case.n or not is_uneven, case
-
-
-@with_ranks(1, 3, long=(2, 4))
-def test_gather_for_metrics_gives_each_sample_once_in_order() -> None:
-    accelerators = {
-        mode: Accelerator(dataloader_config=DataLoaderConfiguration(**config))
-        for mode, config in MODES.items()
-    }
-    for case in cases(seed=of_all_ranks(random.SystemRandom().randrange(10**6))[0]):
-        require_exact_metrics(accelerators[case.mode], case)
