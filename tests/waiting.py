@@ -33,8 +33,8 @@ def wait_until(
         time.sleep(every_s)
 
 
-def wait_for_lines(process: subprocess.Popen[str], *texts: str) -> None:
-    """Read the stderr of a process until these were said, in this order.
+def wait_for_lines(process: subprocess.Popen[str], *texts: str) -> str:
+    """Read the stderr of a process until these were said, in this order; return the last line.
 
     The limit is that of the test.
     """
@@ -44,3 +44,4 @@ def wait_for_lines(process: subprocess.Popen[str], *texts: str) -> None:
         while text not in (line := process.stderr.readline()):
             said.append(line)
             assert line, f"it ended without {text!r}: {''.join(said)}"
+    return line

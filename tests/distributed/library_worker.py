@@ -25,7 +25,6 @@ def main() -> None:
     parser.add_argument("library", choices=TRAINED)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--nap", type=float, default=0.1, help="seconds, after each step")
-    parser.add_argument("--evaluate", action="store_true", help="each fourth step")
     parser.add_argument("--save-nap", type=float, default=0, help="seconds, amid each save")
     parser.add_argument("--workers", type=int, default=0, help="of the loaders")
     given = parser.parse_args()
@@ -68,7 +67,6 @@ def slow_down_saves(nap: float) -> None:
 
 
 def settings(given: argparse.Namespace) -> dict:
-    evaluating = {"eval_strategy": "steps", "eval_steps": 4} if given.evaluate else {}
     return {
         "output_dir": str(given.folder / "out"),
         "num_train_epochs": 2,
@@ -79,8 +77,8 @@ def settings(given: argparse.Namespace) -> dict:
         "disable_tqdm": True,
         "use_cpu": True,
         "seed": 1,
-        "dataloader_num_workers": given.workers,
-        **evaluating,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
     }
 
 
@@ -134,9 +132,6 @@ def train_by_lightning(given: argparse.Namespace):
         def training_step(self, batch, _):
             return self.layers(batch[0]).square().mean()
 
-        def validation_step(self, batch, _) -> None:
-            self.log("loss", self.layers(batch[0]).square().mean(), sync_dist=True)
-
         def configure_optimizers(self):
             return torch.optim.Adam(self.parameters(), lr=0.01)
 
@@ -146,24 +141,19 @@ def train_by_lightning(given: argparse.Namespace):
 
     lightning.seed_everything(1, verbose=False)
     data = TensorDataset(torch.randn(NUM_SAMPLES, 4))
-    validating = {"val_check_interval": 4} if given.evaluate else {"limit_val_batches": 0}
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=int(os.environ.get("WORLD_SIZE", "1")),
         max_epochs=2,
+        limit_val_batches=0,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=str(given.folder / "out"),
         callbacks=[Noting(), ModelCheckpoint(every_n_train_steps=5, save_top_k=-1)],
-        **validating,
     )
     module = Module()
-    trainer.fit(
-        module,
-        DataLoader(data, batch_size=4, shuffle=True, num_workers=given.workers),
-        DataLoader(data, batch_size=4) if given.evaluate else None,
-    )
+    trainer.fit(module, DataLoader(data, batch_size=4, shuffle=True, num_workers=given.workers))
     return trainer.global_step, module
 
 

@@ -24,7 +24,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("--nap", type=float, default=0.1, help="seconds, in each step")
 parser.add_argument("--nap-from", type=int, default=1, help="the batch of this run")
-parser.add_argument("--every", default="4")
 parser.add_argument("--workers", type=int, default=0, help="of the loader")
 parser.add_argument("--never", action="store_true", help="wait where resume() would be called")
 args = parser.parse_args()
@@ -48,7 +47,6 @@ while args.never:
     time.sleep(0.1)
 run = accelerator.resume()
 num_batches = 0
-every = int(args.every) if args.every.isdecimal() else args.every
 with (folder / f"ledger-{rank}").open("a", buffering=1) as ledger:
     for epoch in range(run.epoch, EPOCHS):
         for (batch,) in loader:
@@ -60,7 +58,7 @@ with (folder / f"ledger-{rank}").open("a", buffering=1) as ledger:
             ledger.write(json.dumps([epoch, optimizer.step_count, samples]) + "\n")
             num_batches += 1
             time.sleep(args.nap if num_batches >= args.nap_from else 0)
-            accelerator.checkpoint(every=every)
+            accelerator.checkpoint(every=4)
 if rank == 0:
     weights = [t.tolist() for t in accelerator.unwrap_model(model).state_dict().values()]
     done = {"weights": repr(weights), "run": run._asdict(), "steps": optimizer.step_count}

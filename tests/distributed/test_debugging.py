@@ -171,15 +171,6 @@ def test_a_terminal_that_is_closed_while_it_is_lent_is_no_error() -> None:
     assert done.stdout == "ended\n", done.stderr
 
 
-def test_on_a_terminal_a_line_says_when_all_ranks_run_the_script(tmp_path: Path) -> None:
-    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
-    words = ("launch", "--cpu", "--num-processes", "2", script(wait))
-    with Terminal(None, *words, "seen", columns=90) as run:
-        run.wait_for("headway: 2 ranks ready in ")
-        Path("seen").touch()
-        assert run.exit_code() == 0
-
-
 HAS_A_BAR = """
 import sys, time, torch
 from headway import Accelerator

@@ -146,13 +146,20 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         assert plain.stderr in done.stderr
 
 
-def test_ranks_do_not_share_their_random_numbers() -> None:
-    drawn = "print(random.random(), numpy.random.rand(), torch.rand(1).item())"
-    done = launch(
-        "-q", "--cpu", "--num-processes", "3", script(f"import random, numpy, torch\n{drawn}")
-    )
-    columns = zip(*(line.split()[1:] for line in done.stdout.splitlines()), strict=True)
-    assert [len(set(column)) for column in columns] == [3, 3, 3]
+TITLE_AND_NUMBERS = """
+import random, numpy, torch
+title = open("/proc/self/cmdline").read().rstrip("\\0")
+print(title, random.random(), numpy.random.rand(), torch.rand(1).item(), sep="|")
+"""
+
+
+def test_the_title_of_a_rank_names_script_and_rank_and_ranks_draw_different_numbers() -> None:
+    words = ["--num-processes", "3", "--set", "start_method=fork"]
+    done = launch("-q", "--cpu", *words, script(TITLE_AND_NUMBERS, "train.py"))
+    rows = zip(*(line.split("|") for line in sorted(done.stdout.splitlines())), strict=True)
+    titles, *numbers = rows
+    assert titles == tuple(f"[{rank}] train.py rank {rank}" for rank in range(3))
+    assert [len(set(drawn)) for drawn in numbers] == [3, 3, 3]
 
 
 def test_files_beside_the_script_shadow_nothing_of_the_server() -> None:
@@ -164,14 +171,6 @@ def test_files_beside_the_script_shadow_nothing_of_the_server() -> None:
     words = ["launch", "-q", "--cpu", "--supervise", "sub/script.py"]
     done = execute([sys.executable, "-c", text, *words])
     assert done.stdout == "fine 1.0\n", done.stderr
-
-
-def test_the_title_of_a_rank_names_the_script_and_the_rank() -> None:
-    name = script(
-        "print(open('/proc/self/cmdline', 'rb').read().rstrip(b'\\0').decode())", "train.py"
-    )
-    done = launch("-q", "--cpu", "--num-processes", "2", "--set", "start_method=fork", name)
-    assert sorted(done.stdout.splitlines()) == ["[0] train.py rank 0", "[1] train.py rank 1"]
 
 
 @pytest.mark.usefixtures("executed_starts")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headway.ipc.records import Collective, Group
@@ -36,7 +37,6 @@ def train(way):
         sys.exit()  # leaves
     dist.all_reduce(x)  # waits
 
-print("begin", flush=True)
 train(sys.argv[1])
 """
 
@@ -93,24 +93,17 @@ def test_stacks_are_told_on_request_and_the_ranks_go_on() -> None:
     first = "import signal; signal.signal(signal.SIGQUIT, signal.SIG_IGN)"
     running = start("--cpu", "--num-processes", "2", name, "sleep", first=first)
     try:
-        _wait_for_line(running, "begin", times=2)
         told = _stacks_once(str(running.pid), "not entered all_reduce #6")
         assert f"rank 1 has not entered all_reduce #6, at {line_of('sleeps')}" in told
-        rank = next(pid for pid in _below(running.pid) if "rank 1" in _title(pid))
-        assert "most recent call last" in _stack(str(rank)).stdout
+        below = psutil.Process(running.pid).children(recursive=True)
+        rank = next(process for process in below if "rank 1" in str(process.cmdline()))
+        assert "most recent call last" in _stack(str(rank.pid)).stdout
         assert running.poll() is None
         running.send_signal(signal.SIGQUIT)  # as Ctrl-\ does
         wait_for_lines(running, "headway: ranks 0-1: last progress")
     finally:
         running.terminate()
         running.communicate(timeout=120)
-
-
-def _wait_for_line(running: subprocess.Popen[str], words: str, times: int = 1) -> None:
-    assert running.stdout is not None
-    for _ in range(times):
-        while words not in (line := running.stdout.readline()):
-            assert line, "the launch has ended"
 
 
 def _stacks_once(pid: str, words: str) -> str:
@@ -123,42 +116,6 @@ def _stacks_once(pid: str, words: str) -> str:
 
 def _stack(*words: str) -> subprocess.CompletedProcess[str]:
     return run([*HEADWAY[:-1], "stack", *words])
-
-
-GIL = """
-import ctypes, sys
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(4)
-for _ in range(5):
-    dist.all_reduce(x)
-if dist.get_rank() == 1:
-    print("begin", flush=True)
-    while True:
-        ctypes.PyDLL(None).sleep(1000)
-dist.all_reduce(x)
-"""
-
-
-def test_a_rank_stuck_in_c_code_is_named_by_what_the_kernel_knows() -> None:
-    running = start("--cpu", "--num-processes", "2", script(GIL, "train.py"))
-    try:
-        _wait_for_line(running, "begin")
-        told = _stacks_once(str(running.pid), "rank 1 does not answer, and had not entered")
-        assert "its main thread is sleeping" in told
-    finally:
-        running.terminate()
-        running.communicate(timeout=120)
-
-
-def _below(pid: int) -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def _title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_a_process_that_a_signal_would_end_is_left_alone() -> None:
@@ -283,22 +240,25 @@ def test_torchs_flight_recorder_has_the_fields_that_are_read() -> None:
 
 
 STUBBORN = """
-import os, signal, time
+import signal, threading, time
 import torch, torch.distributed as dist
-if os.environ["RANK"] == "1":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.init_process_group("gloo")
-dist.barrier()
+def train():
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
 if dist.get_rank() == 1:
-    time.sleep(300)
-dist.barrier()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+threading.Thread(target=train).start()
 """
 
 
-def test_a_rank_that_had_to_be_killed_after_a_hang_is_named() -> None:
+def test_a_rank_whose_thread_waits_has_not_left_and_is_named_if_it_had_to_be_killed() -> None:
     flags = ["-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", "--grace-period-s", "1"]
-    done = launch(*flags, script(STUBBORN))
-    assert done.returncode == 124
+    done = launch(*flags, script(STUBBORN, "train.py"), code=124)
+    assert "rank 1 has not entered all_reduce #2" in done.stderr
+    assert 'train.py", line 8, in train' in done.stderr.partition("rank 1, most recent")[2]
     assert "rank 1 was killed because it had not stopped after 1 s (--grace" in done.stderr
 
 

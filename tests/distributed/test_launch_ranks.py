@@ -14,7 +14,6 @@ import termios
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
@@ -34,6 +33,7 @@ from tests.distributed.launching import (
     wait_for_end,
     wait_for_pids,
 )
+from tests.waiting import wait_for_lines
 
 pytestmark = pytest.mark.distributed
 
@@ -92,39 +92,25 @@ def test_one_supervised_process_is_one_rank_of_a_group_of_one() -> None:
     assert done.stdout == "done\n"
 
 
-def test_two_agents_on_this_machine_form_one_group_with_the_ranks_they_were_given() -> None:
-    words = two_machines()
-    name = script(GROUP)
+FAILS_FIRST = """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    os._exit(9)
+"""
+
+
+def test_two_agents_form_one_group_with_the_ranks_they_were_given_also_after_a_restart() -> None:
+    words = [*two_machines(), "--max-restarts", "1", "--set", "restart_delay=0"]
+    name = script(GROUP.replace("total = ", f"{FAILS_FIRST}total = "))
     second = start(*words, "--machine-rank", "1", "--num-processes", "2", name)
     time.sleep(0.5)  # it comes first, and waits
     first = start(*words, "--machine-rank", "0", "--num-processes", "1", name)
     for process in (first, second):
-        finished(process, 0)
+        _, errors = finished(process, 0)
+        assert "; restart 1 of 1 on all machines" in errors
     ranks = told(3)
     assert [seen["LOCAL_RANK"] for seen in ranks] == ["0", "0", "1"]
     assert [seen["LOCAL_WORLD_SIZE"] for seen in ranks] == ["1", "2", "2"]
     assert all(seen["WORLD_SIZE"] == "3" and seen["sum"] == 6 for seen in ranks)
-
-
-def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
-    words = two_machines()
-    name = script(
-        "import os, sys\n"
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-        "if first and dist.get_rank() == 1: os._exit(9)\n"
-        "total = torch.ones(1)\n"
-        "dist.all_reduce(total)\n"
-        "print('sum', total.item())\n"
-        "dist.destroy_process_group()\n"
-    )
-    words += ["--max-restarts", "1", "--set", "restart_delay=0"]
-    machines = [start(*words, "--machine-rank", rank, name) for rank in ("0", "1")]
-    for machine in machines:
-        out, errors = finished(machine, 0)
-        assert "sum 2.0" in out
-        assert "; restart 1 of 1 on all machines" in errors
 
 
 def test_only_the_ranks_that_were_chosen_are_shown() -> None:
@@ -199,7 +185,8 @@ while True:
 @pytest.mark.parametrize(
     ("number", "code", "expected"),
     [
-        *((signal.SIGTERM, 75, 75), (signal.SIGHUP, 5, 5), (signal.SIGINT, 0, 130)),
+        (signal.SIGTERM, 75, 75),
+        (signal.SIGHUP, 5, 5),
         (signal.SIGUSR1, 0, 0),  # no stop, but the user's: no grace period begins
     ],
 )
@@ -217,16 +204,6 @@ def test_a_signal_reaches_the_ranks_and_nothing_survives_it(
     wait_for_end(*pids)
 
 
-def lines_to(stream: IO[str], words: str) -> list[str]:
-    """Return the lines up to the first with these words, or to the end."""
-    lines = []
-    for line in stream:
-        lines.append(line)
-        if words in line:
-            break
-    return lines
-
-
 @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_first_stop_says_what_it_waits_for_and_ctrl_c_ends_ranks_that_do_not_listen(
     first: int, code: int
@@ -236,21 +213,11 @@ def test_a_first_stop_says_what_it_waits_for_and_ctrl_c_ends_ranks_that_do_not_l
     process = start("--cpu", *words, script(text))
     pids = wait_for_pids("pid_*", 2)
     process.send_signal(first)
-    assert process.stderr is not None
-    line = lines_to(process.stderr, "to stop")[-1]
-    assert "waiting for ranks 0-1 to stop, up to 1000 s" in line
+    line = wait_for_lines(process, "waiting for ranks 0-1 to stop, up to 1000 s")
     assert ("Ctrl-C again" in line) == (first == signal.SIGINT)
     process.send_signal(signal.SIGINT)
     finished(process, code)
     wait_for_end(*pids)
-
-
-def test_a_users_signal_that_ends_a_rank_is_named_as_one_that_the_launcher_received() -> None:
-    process = start("--cpu", "--num-processes", "2", script(WAITING))
-    wait_for_pids("pid_*", 2)
-    process.send_signal(signal.SIGUSR1)
-    _, errors = finished(process, 128 + signal.SIGUSR1)
-    assert "fix:  the launcher received SIGUSR1 and forwarded it to the ranks" in errors
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:
@@ -317,11 +284,10 @@ def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None
 
 def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait() -> None:
     process = start(*two_machines(), script("pass"))
-    assert process.stderr is not None
-    waits = lines_to(process.stderr, "waiting for machine 1")[-1]
+    waits = wait_for_lines(process, "waiting for machine 1")
     assert "at main_address 127.0.0.1, which no other host can reach" in waits
     process.send_signal(signal.SIGUSR1)
-    assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
+    wait_for_lines(process, "SIGUSR1")
     process.send_signal(signal.SIGINT)
     finished(process, 130)
 
@@ -345,17 +311,41 @@ def test_what_the_system_refuses_is_a_launch_error(before: str, fix: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix() -> None:
-    name = script(
-        "import os, sys, time\n"
-        "print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())\n"
-        "if sys.stdout.isatty(): print(os.get_terminal_size().columns, 'columns')\n"
-        "for i in range(3): print(f'\\r{i}/3 bar', end='', flush=True); time.sleep(0.3)\n"
-        "print()\n"
-    )
-    words = ["-q", "--cpu", "--num-processes", "2", name]
+IN_TERMINAL = r"""
+import os, signal, sys, time
+print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())
+for i in range(3):
+    print(f"\r{i}/3 bar", end="", flush=True)
+    time.sleep(0.3)
+print()
+if sys.stdout.isatty():
+    sizes = []
+    signal.signal(signal.SIGWINCH, lambda *_: sizes.append(os.get_terminal_size()))
+    print(os.get_terminal_size().columns, "columns", flush=True)
+    while not sizes:
+        time.sleep(0.01)
+    print("now", sizes[0].columns, os.get_terminal_size(2).columns, "columns")
+while not os.path.exists("end"):
+    time.sleep(0.01)
+"""
+
+
+def test_on_a_terminal_rank_0_has_one_too_bars_keep_their_prefix_and_a_line_says_when_all_run() -> (
+    None
+):
+    words = ["--cpu", "--num-processes", "2", script(IN_TERMINAL)]
     process, leader = start_in_terminal(*words, columns=80, TERM="xterm")
     shown = b""
+
+    def show_until(*words: bytes) -> None:
+        nonlocal shown
+        while not all(word in shown for word in words):
+            shown += os.read(leader, 4096)
+
+    show_until(b"76 columns")  # beside the prefix
+    termios.tcsetwinsize(leader, (24, 60))
+    show_until(b"now 56 56 columns", b"headway: 2 ranks ready in ")
+    Path("end").touch()
     with suppress(OSError):  # the terminal's other end is closed
         while data := os.read(leader, 4096):
             shown += data
@@ -363,35 +353,11 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix() -> None:
     assert process.wait(timeout=120) == 0
     plain = re.sub(rb"\x1b\[\d+m(\[\d\])\x1b\[0m", rb"\1", shown)
     assert plain != shown
-    shown = plain
-    assert b"[0] True True True\r\n" in shown
-    assert b"[1] False False False\r\n" in shown
-    assert b"76 columns" in shown  # beside the prefix
-    bars = [piece for piece in re.split(rb"[\r\n]+", shown) if b"bar" in piece]
+    assert b"[0] True True True\r\n" in plain
+    assert b"[1] False False False\r\n" in plain
+    bars = [piece for piece in re.split(rb"[\r\n]+", plain) if b"/3 bar" in piece]
     assert bars
     assert all(piece[:4] in (b"[0] ", b"[1] ") for piece in bars)
-
-
-RESIZED = """
-import os, signal, time
-if os.environ["RANK"] == "0":
-    sizes = []
-    signal.signal(signal.SIGWINCH, lambda *_: sizes.append(os.get_terminal_size()))
-    print("ready", flush=True)
-    while not sizes:
-        time.sleep(0.01)
-    print(sizes[0].columns, os.get_terminal_size(2).columns, "columns", flush=True)
-"""
-
-
-def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
-    words = ["-q", "--cpu", "--num-processes", "2", script(RESIZED)]
-    process, leader = start_in_terminal(*words, columns=110)
-    assert b"ready" in os.read(leader, 4096)
-    termios.tcsetwinsize(leader, (24, 60))
-    assert b"56 56 columns" in os.read(leader, 4096)  # beside the prefix
-    assert process.wait(timeout=120) == 0
-    os.close(leader)
 
 
 def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:

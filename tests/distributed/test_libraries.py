@@ -16,8 +16,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 WORKER = str(Path(__file__).with_name("library_worker.py"))
-SLOW = ("--evaluate", "--nap", "0.05", "--save-nap", "0.3")
-WHOLE = ("--evaluate", "--nap", "0")
+SLOW = ("--nap", "0.05", "--save-nap", "0.3")
+WHOLE = ("--nap", "0")
 
 
 def require(*packages: str) -> None:

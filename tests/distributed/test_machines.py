@@ -8,7 +8,6 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -80,16 +79,6 @@ def test_a_killed_launcher_is_blamed_and_not_the_script_of_the_other_machine() -
     assert "fix the script" not in errors
 
 
-def test_a_stop_signal_on_one_machine_stops_both_and_is_no_failure_of_a_rank() -> None:
-    machines = two()
-    wait_until(are_up(2), *machines)
-    machines[1].send_signal(signal.SIGTERM)
-    for code, errors in ends(machines):
-        assert code == 128 + signal.SIGTERM
-        assert "stopped by SIGTERM" in errors
-        assert "error: " not in errors
-
-
 STOPS_FOR_EVER = """
 import os, signal, time
 def stop(*_):
@@ -102,13 +91,16 @@ while True:
 """
 
 
-def test_the_second_ctrl_c_on_one_machine_ends_the_grace_period_on_both() -> None:
+def test_the_second_ctrl_c_on_one_machine_ends_the_grace_period_on_both_and_fails_no_rank() -> None:
     machines = two("--grace-period-s", "600", name=script(STOPS_FOR_EVER))
     wait_until(are_up(2), *machines)
     machines[1].send_signal(signal.SIGINT)
     wait_until(lambda: all(Path(f"stopping_{rank}").exists() for rank in range(2)), *machines)
     machines[1].send_signal(signal.SIGINT)
-    assert [code for code, _ in ends(machines)] == [130, 130]
+    for code, errors in ends(machines):
+        assert code == 130
+        assert "headway: interrupted" in errors
+        assert "error: " not in errors
 
 
 WAITS_FOR_ALL = """
@@ -258,16 +250,17 @@ def test_machines_meet_at_an_ipv6_address(three_machines: Network, address: str)
 
 SLEEPS = """
 import os, sys, time
-open("up_" + os.environ["RANK"], "w").write(str(os.getpid()))
-while not os.path.exists("end_" + os.environ["RANK"]):
+rank = os.environ["RANK"]
+open("up_" + rank, "w").write(str(os.getpid()))
+while not os.path.exists("end_" + rank):
     time.sleep(0.05)
-sys.exit(3 * os.path.exists("fail"))
+sys.exit(3 * os.path.exists("fail_" + rank))
 """
 
 
-def machine(rank: int, port: int) -> subprocess.Popen[str]:
+def machine(rank: int, port: int, num_machines: int = 2) -> subprocess.Popen[str]:
     where = ["--main-address", "127.0.0.1", "--main-port", str(port)]
-    place = ["--num-machines", "2", "--machine-rank", str(rank)]
+    place = ["--num-machines", str(num_machines), "--machine-rank", str(rank)]
     return start("-q", "--cpu", "--grace-period-s", "1", *place, *where, script(SLEEPS))
 
 
@@ -283,38 +276,23 @@ def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
     assert process.returncode == 128 + number
 
 
-@contextmanager
-def two_machines_of_which_0_is_suspended() -> Iterator[subprocess.Popen[str]]:
+def test_stops_and_a_failure_end_machines_whose_machine_0_is_suspended() -> None:
     port = free_port()
-    machines = [machine(rank, port) for rank in range(2)]
-    wait_for_pids("up_?", 2)
-    machines[0].send_signal(signal.SIGSTOP)
-    yield machines[1]
-    machines[0].send_signal(signal.SIGCONT)
-    machines[0].terminate()
-    machines[0].communicate(timeout=120)
-
-
-def test_a_stop_signal_ends_a_machine_whose_machine_0_is_suspended() -> None:
-    with two_machines_of_which_0_is_suspended() as other:
-        other.send_signal(signal.SIGINT)
-        finished(other, 130)
-
-
-def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
-    with two_machines_of_which_0_is_suspended() as other:
-        Path("fail").touch()
-        Path("end_1").touch()
-        _, errors = finished(other, 3)
-        assert "rank 1 of 2 exited with code 3" in errors
-
-
-def test_a_stop_signal_ends_a_machine_that_waits_for_a_suspended_machine_0_to_finish() -> None:
-    with two_machines_of_which_0_is_suspended() as other:
-        Path("end_1").touch()
-        wait_for_end(int(Path("up_1").read_text()))
-        other.send_signal(signal.SIGTERM)
-        finished(other, 0)
+    main, interrupted, failing, done = (machine(rank, port, num_machines=4) for rank in range(4))
+    wait_for_pids("up_?", 4)
+    main.send_signal(signal.SIGSTOP)
+    interrupted.send_signal(signal.SIGINT)
+    for name in ("fail_2", "end_2", "end_3"):
+        Path(name).touch()
+    finished(interrupted, 130)
+    _, errors = finished(failing, 3)
+    assert "rank 2 of 4 exited with code 3" in errors
+    wait_for_end(int(Path("up_3").read_text()))
+    done.send_signal(signal.SIGTERM)  # while it waits for machine 0
+    finished(done, 0)
+    main.send_signal(signal.SIGCONT)
+    main.terminate()
+    main.communicate(timeout=120)
 
 
 NUM_SAMPLES, EPOCHS, GLOBAL_BATCH = 120, 2, 12

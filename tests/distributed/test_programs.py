@@ -154,10 +154,6 @@ CASES = {
     "its own source": of_text("import inspect\ndef f(): return 1\nprint(inspect.getsource(f))\n"),
     "its own doctests": of_text(TESTS + "print(doctest.testmod())\n"),
     "its own unit tests": of_text("import unittest\nprint('begun', flush=True)\nunittest.main()\n"),
-    "an exit handler": of_text("import atexit\natexit.register(print, 'left')\nprint('begun')\n"),
-    "an exit code": of_text("print('begun')\nraise SystemExit(7)\n"),
-    "a reason to exit": of_text("import sys\nprint('begun')\nsys.exit('a reason')\n"),
-    "an exception": of_text("print('begun')\n1 / 0\n"),
     "arguments that are refused": of_text(ASKS + "parser.parse_args()\n", "script.py", "x"),
     "the help of a zip": app(
         ASKS + "parser.parse_args()\n", "app.zip", "-h", build=archive("app.zip")

@@ -18,9 +18,8 @@ from tests.distributed.launching import executed, launch
 pytestmark = pytest.mark.distributed
 
 SCRIPTS = Path(__file__).with_name("scripts")
-FOR_TORCHRUN = ("ddp.py", "store.py", "fsdp2.py", "tensor_parallel.py")
+FOR_TORCHRUN = ("ddp.py", "store.py", "tensor_parallel.py")
 WITH_OWN_PROCESSES = {
-    "mp_spawn.py": (),
     "mp_process.py": (),
     "nodes.py": ("--multiprocessing-distributed",),
     "lightning_two.py": (),

@@ -73,13 +73,11 @@ STOPS = {  # how the run is ended: what is done, the exit code of polite ranks
 FULL = [(stop, manner, count) for stop in STOPS for manner in MANNERS for count in (1, 4)]
 SHORT = {
     ("ctrl-c", "polite", 4),
-    ("ctrl-c twice", "stubborn", 1),
     ("SIGTERM", "family", 1),
     ("launcher killed", "stubborn", 4),
     ("launcher killed", "family", 1),
     ("terminal closed", "family", 4),
     ("rank killed", "family", 1),
-    ("server killed", "stubborn", 1),
 }
 
 
@@ -190,7 +188,6 @@ ALONE_ENDS = {  # how one process without a launcher ends, python's exit code
     "SIGINT": ("time.sleep(300)", -signal.SIGINT),
     "SIGTERM": ("time.sleep(300)", -signal.SIGTERM),
     "SIGHUP": ("time.sleep(300)", -signal.SIGHUP),
-    "SIGKILL": ("time.sleep(300)", -signal.SIGKILL),
     "SIGQUIT": ("time.sleep(300)", -signal.SIGQUIT),
     "exception": ("raise ValueError('boom')", 1),
     "sys.exit": ("sys.exit(7)", 7),
@@ -232,15 +229,15 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
     return process.returncode, output, lines
 
 
-@pytest.mark.parametrize("junk", [b"\n", b"x"])
-def test_a_rank_that_floods_its_status_channel_does_not_delay_a_stop(junk: bytes) -> None:
-    name = script(f"""
+def test_ranks_that_flood_their_status_channels_do_not_delay_a_stop() -> None:
+    name = script("""
 import os
 from headway.ipc.progress import process_progress
-os.write(process_progress().channel.fd, {junk!r} * 5_000_000)
+junk = [b"\\n", b"x"][int(os.environ["RANK"])]
+os.write(process_progress().channel.fd, junk * 5_000_000)
 open("flooded_" + os.environ["RANK"], "w").close()
 while True:
-    os.write(process_progress().channel.fd, {junk!r} * 100_000)
+    os.write(process_progress().channel.fd, junk * 100_000)
 """)
     words = ["--num-processes", "2", "--grace-period-s", "1000"]  # then SIGKILL would come
     process = start("-q", "--cpu", *words, name)
@@ -248,8 +245,8 @@ while True:
     process.send_signal(signal.SIGTERM)
     _, shown = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, shown
-    notes = shown.count("status channel")  # of junk without an end, each rank's may come too late
-    assert notes == 2 if junk == b"\n" else notes <= 2
+    assert "rank 0 wrote to the launcher's status channel" in shown
+    assert shown.count("status channel") <= 2  # the note on junk without an end may come too late
 
 
 SECRET = "hf_Sq9"

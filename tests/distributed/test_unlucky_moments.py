@@ -148,7 +148,6 @@ import torch
     [
         ("both import torch", signal.SIGTERM, "stopped by SIGTERM"),
         ("the fork server imports torch", signal.SIGINT, "interrupted"),
-        ("the fork server imports torch", signal.SIGTERM, "stopped by SIGTERM"),
     ],
 )
 def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_once(
@@ -347,23 +346,3 @@ def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang() -> None:
             watch.close()
             for fd in pipe:
                 os.close(fd)
-
-
-THREAD = """
-import threading, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-def train():
-    dist.all_reduce(torch.ones(1))
-    if dist.get_rank() == 1:
-        time.sleep(1000)
-    dist.all_reduce(torch.ones(1))
-threading.Thread(target=train).start()
-"""
-
-
-def test_a_rank_whose_thread_waits_has_not_left() -> None:
-    name = script(THREAD, "train.py")
-    done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", name, code=124)
-    assert "rank 1 has not entered all_reduce #2" in done.stderr
-    assert 'train.py", line 8, in train' in done.stderr.partition("rank 1, most recent")[2]
