@@ -286,17 +286,16 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
 # ---------------------------------------------------------------------- other users
 
 
-STATES = {
-    "manifest.json": UNREADABLE,
-    "tensors": UNREADABLE,
-    "values.json": COMPLETE,  # its size is right
-}
-CLOSED = {"manifest.json": "manifest.json", "tensors": "tensors/", "values.json": "values.json"}
-
-
-@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize(
+    ("closed", "named", "state"),
+    [
+        (NAME, NAME, UNREADABLE),
+        ("tensors", "tensors/", UNREADABLE),
+        ("values.json", "values.json", COMPLETE),  # its size is right
+    ],
+)
 def test_a_checkpoint_that_this_user_may_not_read_is_named_as_closed_and_not_passed_over(
-    closed: str, saved: Path, ordinary_user: None
+    closed: str, named: str, state: str, saved: Path, ordinary_user: None
 ) -> None:
     for number, name in enumerate(("checkpoint_1", "checkpoint_2"), 1):
         shutil.copytree(saved / str(number), Path("run", name))
@@ -306,10 +305,9 @@ def test_a_checkpoint_that_this_user_may_not_read_is_named_as_closed_and_not_pas
     for method, words in (("load_state", [newest]), ("resume", [])):
         with pytest.raises(CheckpointError, match="Permission denied") as caught:
             getattr(accelerator, method)(*words)
-        assert f"checkpoint_2/{CLOSED[closed]}" in str(caught.value)
+        assert f"checkpoint_2/{named}" in str(caught.value)
         assert "damaged" not in str(caught.value)
-    states = [entry.state for entry in listed_in(Path("run"))]
-    assert states == [COMPLETE, STATES[closed]]
+    assert [entry.state for entry in listed_in(Path("run"))] == [COMPLETE, state]
     (newest / closed).chmod(0o700)
     Path("run").chmod(0)
     with pytest.raises(CheckpointError, match="Permission denied"):

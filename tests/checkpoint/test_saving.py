@@ -161,50 +161,27 @@ def fail(*_: object) -> None:
 
 
 SCRIPT = """
-import atexit, sys
-from headway import Accelerator
-from headway.checkpoint import saving
-from headway.errors import CheckpointError
-def fail(*_):
-    raise CheckpointError("the disk is full", where="there", fix="make space", code=None)
-atexit.register(print, "another exit handler")
-accelerator = Accelerator(cpu=True)
-accelerator.save_state("one", wait=False)
-accelerator.wait_for_checkpoint()
-saving.save_tensors = fail
-accelerator.save_state("two", wait=False)
-"""
-DUE_AT_EXIT = """
 import atexit
-import torch
-from headway import Accelerator
 from headway.checkpoint import saving
-from headway.errors import CheckpointError
-def fail(*_):
-    raise CheckpointError("the disk is full", where="there", fix="make space", code=None)
+from tests.checkpoint.test_saving import fail
+from tests.runtime.resumed_training import Training
 atexit.register(print, "another exit handler")
-accelerator = Accelerator(cpu=True, project_dir="two")
-model = torch.nn.Linear(1, 1)
-model, optimizer, loader = accelerator.prepare(
-    model,
-    torch.optim.SGD(model.parameters()),
-    torch.utils.data.DataLoader(torch.ones(8, 1)),
-)
-accelerator.resume()
-accelerator.save_state("one")
+training = Training(project_dir="two")
+training.accelerator.resume()
+training.accelerator.save_state("one")
 saving.save_tensors = fail
-batches = iter(loader)
-accelerator.backward(model(next(batches)).mean())
-optimizer.step()
-accelerator.checkpoint(every=1)
 """
+ENDS = [
+    'training.accelerator.save_state("two/step", wait=False)',
+    "batches = training.batches()\nnext(batches)\ntraining.accelerator.checkpoint(every=1)",  # due
+]
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm_pythons")
-@pytest.mark.parametrize("text", [SCRIPT, DUE_AT_EXIT])
-def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error(text: str) -> None:
-    done = run([sys.executable, script(text)], environment(), timeout_s=120)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error(end: str) -> None:
+    done = run([sys.executable, script(SCRIPT + end)], environment(), timeout_s=120)
     assert done.returncode == CheckpointError.exit_code
     assert "error:" in done.stderr
     assert "there" in done.stderr

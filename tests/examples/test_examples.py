@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import launching
-from tests.distributed.launching import environment
 from tests.waiting import IS_LONG
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_pythons")]
@@ -213,15 +212,5 @@ def test_stats_are_logged_once_on_two_ranks(tmp_path: Path) -> None:
 def test_the_notebook_trains_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    assert "epoch 1, 2 ranks: " in notebook_output(EXAMPLES / "notebook.ipynb", tmp_path)
-
-
-def notebook_output(notebook: Path, folder: Path) -> str:
-    """Run a notebook to its end in `folder`, and return what its cells printed."""
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    environ = environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    command = [*PYTHON, "-c", RUN_NOTEBOOK, str(notebook)]
-    done = launching.run(command, environ, timeout_s=170, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    stdout, _ = run([*PYTHON, "-c", RUN_NOTEBOOK], "notebook.ipynb", tmp_path)
+    assert "epoch 1, 2 ranks: " in stdout

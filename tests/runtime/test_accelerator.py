@@ -8,7 +8,6 @@ import io
 import os
 import pickle
 import random
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +31,7 @@ from headway.ipc.run_contract import VARIABLE, RunContract, encode
 from headway.ipc.step_clock import GRADIENTS, DeviceTimer, Event, StepClock
 from headway.training import steps
 from headway.utils import send_to_device, set_seed
+from tests.distributed.launching import execute
 
 
 def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any], LambdaLR]:
@@ -41,15 +41,19 @@ def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any], Lam
     return model, optimizer, loader, LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
+IMPORTS = """
+import sys, torch, headway.accelerator, headway.utils
+assert not torch.distributed.is_initialized() and not torch.cuda.is_initialized()
+headway.accelerator.Accelerator(cpu=True).prepare(torch.nn.Linear(1, 1))
+names = ("headway.strategies.fsdp", "torch.distributed.fsdp._fully_shard")
+print(*(name for name in names if name in sys.modules))
+"""
+
+
 @pytest.mark.processes
-def test_importing_the_runtime_starts_nothing() -> None:
-    code = (
-        "import torch, headway.accelerator, headway.utils;"
-        "assert not torch.distributed.is_initialized();"
-        "assert not torch.cuda.is_initialized()"
-    )
-    root = str(Path(__file__).parents[2])
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+def test_importing_the_runtime_starts_nothing_and_only_sharding_imports_what_shards() -> None:
+    done = execute([sys.executable, "-c", IMPORTS], code=0)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 def test_prepare_keeps_the_order_and_passes_strangers_through() -> None:

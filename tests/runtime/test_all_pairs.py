@@ -16,20 +16,6 @@ from headway.checkpoint.values import encode
 from headway.errors import CheckpointError
 
 
-class Net(torch.nn.Module):
-    """An embedding, whose gradient may be sparse, and a matrix."""
-
-    def __init__(self, sparse: bool) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(6, 4, sparse=sparse)
-        if not sparse:
-            self.layer = torch.nn.Linear(4, 4, bias=False)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = self.table(batch)
-        return rows @ self.layer.weight if hasattr(self, "layer") else rows
-
-
 class Run:
     """A training with one optimizer and one schedule."""
 
@@ -43,10 +29,10 @@ class Run:
     ) -> None:
         torch.manual_seed(seed)
         self.accelerator = Accelerator(cpu=True)
-        net = Net(sparse)
-        made = optimizer(net.parameters())
+        table = torch.nn.Embedding(6, 4, sparse=sparse)
+        made = optimizer(table.parameters())
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(
-            net, made, scheduler(made)
+            table, made, scheduler(made)
         )
 
     def step(self, count: int) -> None:
@@ -66,21 +52,10 @@ class Run:
     def all(self) -> str:
         """Return all that a load could change, with each bit."""
         tensors: dict[str, torch.Tensor] = {}
-        values = encode(
-            {
-                "weights": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "counts": (self.optimizer.step_count, self.scheduler.seen_steps),
-            },
-            "",
-            tensors,
-        )
-        bits = {
-            name: (str(tensor.dtype), tensor.contiguous().view(-1).view(torch.uint8).tolist())
-            for name, tensor in tensors.items()
-        }
-        return repr((values, bits))
+        states = [part.state_dict() for part in (self.model, self.optimizer, self.scheduler)]
+        counts = (self.optimizer.step_count, self.scheduler.seen_steps)
+        values = encode([*states, counts], "", tensors)
+        return repr((values, [(t.dtype, t.tolist()) for t in tensors.values()]))
 
 
 def steady(optimizer: Optimizer) -> LRScheduler:

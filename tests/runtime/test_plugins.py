@@ -38,22 +38,17 @@ HANDLERS = [
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_fields_and_their_order_are_accelerate_s(kind: type[Any]) -> None:
+def test_fields_their_order_and_their_defaults_are_accelerate_s(kind: type[Any]) -> None:
     theirs = getattr(pytest.importorskip("accelerate.utils"), kind.__name__)
     names = [[field.name for field in dataclasses.fields(of)] for of in (kind, theirs)]
     assert names[0][: len(names[1])] == names[1]  # compare_weights is our own
     assert kind().to_kwargs() == theirs().to_kwargs() == {}
-
-
-def test_defaults_are_accelerate_s() -> None:
-    utils = pytest.importorskip("accelerate.utils")
-    for kind in HANDLERS:
-        ours, theirs = kind().to_dict(), getattr(utils, kind.__name__)().to_dict()
-        differ = {name for name in ours if str(ours[name]) != str(theirs[name])}
-        assert differ == {
-            InitProcessGroupKwargs: {"timeout"},  # None is torch's, which depends on the device
-            TorchDynamoPlugin: {"mode", "fullgraph", "use_regional_compilation"},  # None is torch's
-        }.get(kind, set())
+    defaults, expected = kind().to_dict(), theirs().to_dict()
+    differ = {name for name in defaults if str(defaults[name]) != str(expected[name])}
+    assert differ == {
+        InitProcessGroupKwargs: {"timeout"},  # None is torch's, which depends on the device
+        TorchDynamoPlugin: {"mode", "fullgraph", "use_regional_compilation"},  # None is torch's
+    }.get(kind, set())
 
 
 def test_a_handler_derived_from_another_counts_as_that() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -130,15 +128,3 @@ def test_fields_that_sharding_here_does_not_have_are_refused_by_name(
     with pytest.raises(UsageError) as refused:
         FullyShardedDataParallelPlugin(**fields)
     assert next(iter(fields)) in refused.value.problems[0].what
-
-
-@pytest.mark.processes
-def test_training_without_sharding_imports_nothing_of_it() -> None:
-    code = (
-        "import sys, torch\nfrom headway import Accelerator\n"
-        "Accelerator(cpu=True).prepare(torch.nn.Linear(1, 1))\n"
-        "names = ('headway.strategies.fsdp', 'torch.distributed.fsdp._fully_shard')\n"
-        "print(*(name for name in names if name in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.stdout.strip(), done.stderr) == ("", "")
