@@ -174,7 +174,7 @@ class Preemption:
             run = ResumedRun(epoch, step, loader.epochs.samples, path)
         training.run.await_epochs()
         if training.world.is_main:
-            start = f"resuming from {path} (epoch {run.epoch}, step {step})"
+            start = f"resuming from {path} (epoch {run[0]}, step {step})"
             if path is None:
                 start = f"starting from the beginning: no checkpoint in {project}"
             for line in (*lines, start):
@@ -182,7 +182,14 @@ class Preemption:
             if self._checkpoints.lock_checkpoints(project.absolute()):
                 remove_leftovers(project)
             self._report_at_end(path)
-        vars(run).update(_count=training.count_epochs, _begin=training.run.begin_epochs)
+        is_unknown = step and training.run.epoch is None and not training.has_trained_epochs
+
+        def begin() -> None:
+            if is_unknown:
+                training.run.report(_NO_EPOCH)
+            training.run.begin_epochs()
+
+        vars(run).update(_count=training.count_epochs, _begin=begin)
         return run
 
     def _report_at_end(self, path: str | None) -> None:
@@ -381,6 +388,12 @@ class Preemption:
                 " register_for_checkpointing()",
                 code=Code.NOT_PREPARED,
             )
+
+
+_NO_EPOCH = (
+    "note: run.epoch is 0 and the run does not resume within its data, because no prepared loader"
+    " was used in training before the checkpoint. Pass the loader to prepare()"
+)
 
 
 def _log_if_untrained(progress: Progress, num_trained: int, path: str) -> None:

@@ -446,8 +446,9 @@ class LoaderPositions(_Part):
             if states is not None:
                 set_generator_states(states, device)
 
-        has_trained_epochs = any(loader.epochs.has_trained for loader in training.loaders)
-        has_trained = has_trained_epochs or training.steps_done > 0
+        if training.run.resumes_within:
+            training.accumulation.resumed_backward = training.accumulation.num_backward
+        has_trained = training.has_trained_epochs or training.steps_done > 0
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
     def _positions(self, checkpoint: SavedState) -> list[dict[str, Any]]:

@@ -30,8 +30,9 @@ class StartPosition(NamedTuple):
     taken: int = 0  # samples of all ranks; batches, if their size is unknown
     checksum: int = 0  # of the taken batches
     # states from which the epoch is drawn, instead of seed and epoch: those of torch's first epoch,
-    # or of the generators that are attributes of a stream without state
-    first: Sequence[Any] | None = None
+    # or of the generators that are attributes of a stream without state; or, if each rank reads its
+    # own data, the state of the stream
+    first: Any = None
     stream: Any = None  # the dataset's state after the taken batches
     depth: int = 0  # number of enclosing iterations over the loader when the epoch began
     before: tuple[int, int, Any] | None = None  # batches, checksum and `first` of the last epoch
@@ -40,8 +41,17 @@ class StartPosition(NamedTuple):
 class LoaderIteration:
     """An iteration over a loader, from a start position."""
 
-    def __init__(self, owner: Epochs, start: StartPosition, depth: int, line: str) -> None:
+    def __init__(
+        self,
+        owner: Epochs,
+        start: StartPosition,
+        depth: int,
+        line: str,
+        around: dict[LoaderIteration, int] | None = None,
+    ) -> None:
         self.owner, self.start = owner, start
+        self.around = around or {}  # the iterations open when it began, with their `rounds`
+        self.last_within = 0  # `rounds` at the end of the latest loop in which it yielded batches
         self.depth = depth  # number of enclosing iterations over its loader
         self.line = line  # line of the script that created its iterator
         self.ordinal = 0  # number in an epoch of `run.epochs`; 0 if nested
@@ -57,6 +67,7 @@ class LoaderIteration:
         self.sums = array("L")  # running checksums of batches from a custom sampler
         self.checksum = 0  # of the batches from a stream without state
         self.stream: Any = None  # dataset state after the batches yielded so far
+        self.reread_batch: list[Any] = []  # the first of the epoch, if it was reread
 
     @property
     def reread(self) -> int:
@@ -84,6 +95,12 @@ class LoaderIteration:
         before = (given, self.sums[given - 1], self.first) if given else None
         return StartPosition(self.start.epoch + 1, depth=self.depth, before=before)
 
+    def end(self, still_open: Sequence[LoaderIteration]) -> None:
+        self.is_over = True
+        for each in still_open:
+            if each.rounds != self.around.get(each, 0):
+                each.last_within = each.rounds
+
 
 class Epochs:
     """Tracks a loader's epochs and its position."""
@@ -103,16 +120,22 @@ class Epochs:
         self._samples = 0  # in completed epochs
         self._is_left_within = False  # whether the latest epoch ended early
         self._left_after = 0  # `taken` at the end of the latest epoch that ended early
+        self._ends_stepped = True  # whether each epoch ended with an optimizer step
         self._num_compared = 2  # epochs ended early since resuming
 
     def end(self, iteration: LoaderIteration, *, is_with_others: bool) -> None:
         """Count a finished iteration as an epoch."""
         self.next_start, self._is_left_within = iteration.next_epoch, not iteration.is_complete
+        is_resumed = self.run.resumes_within and iteration.start.taken
+        has_pending = self.run.num_pending() > 0
+        if is_resumed and has_pending and self._ends_stepped and iteration.start.epoch:
+            self.run.report(COUNTED)
+        self._ends_stepped &= not has_pending
         self._samples += iteration.samples
         if iteration.ordinal:
             self.over.append(iteration.ordinal)
-        is_resumed = iteration.start.taken and self._left_after
-        if is_resumed or not (iteration.is_exhausted or is_with_others):
+        has_left = iteration.start.taken and self._left_after
+        if has_left or not (iteration.is_exhausted or is_with_others):
             is_compared = self.run.resumes_within and self._num_compared < 2
             if is_compared and self._left_after not in (0, iteration.taken):
                 self.run.report(_LEFT)  # the script counts batches itself
@@ -142,6 +165,7 @@ class Epochs:
         self.next_start, self._samples = start, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
         self.leads, self.over = position["leads"], [*position["over"]]
+        self._ends_stepped = position["ends_stepped"]
         self._num_compared = 0
         self.run.resumes_within |= start.taken > 0
 
@@ -178,6 +202,7 @@ class Epochs:
             "samples": self.samples,
             "has_trained": self.has_trained,
             "left_after": self._left_after,
+            "ends_stepped": self._ends_stepped,
             "leads": self.leads,
             "over": [] if self.run.ends_epoch else [*self.over, *in_last_batch],
         }
@@ -207,9 +232,7 @@ class PendingCheckpoint:
         self.is_before_peek = False
         self.was_before_peek = False  # whether the run was resumed from such a checkpoint
         self.requests: dict[Epochs, LoaderIteration] = {}  # since `schedule`, in order
-        self.lines: set[str] = set()  # script lines that created the leading iterators
-        self.has_line_again = False  # whether one of them has led again after another
-        self._last_line = ""  # the latest of these
+        self.lines: list[str] = []  # script lines that created the leading iterators, in order
         self._leader: LoaderIteration | None = None
         self._is_last = False  # whether the run stops after the pending checkpoint
         self._trained_at = 0  # training count at the first `checkpoint()` after a request
@@ -224,7 +247,7 @@ class PendingCheckpoint:
         leader, is_due = self._leader, self.action is not None
         self.action = None
         if leader is None or leader.is_over:
-            if self._run.earlier is None:
+            if self._run.earlier is None and not self._run.keeps_iterators:
                 return False
             self.action, self._waiting = action, set()
             return True
@@ -240,7 +263,7 @@ class PendingCheckpoint:
         """Choose the leading loop, preferably one over the same loader as before."""
         requesting = [each for each in self.requests.values() if each.rounds and not each.is_over]
         self.requests.clear()
-        if not requesting:
+        if all(each.rounds == each.last_within for each in requesting):
             return
         before, self._trained_at = self._leader, self._run.progress.num_trained
         same = [each for each in requesting if before is not None and each.owner is before.owner]
@@ -249,10 +272,13 @@ class PendingCheckpoint:
             self._run.report(_TURNS)
         if self._leader is before or len(requesting) == 1:  # not just a kept iterator
             self._leader.has_led = self._leader.owner.leads = True
-            if (line := self._leader.line) != self._last_line:
-                self.has_line_again |= line in self.lines
-                self._last_line = line
-                self.lines.add(line)
+            if self.lines[-1:] != [self._leader.line] and not self.has_line_again:
+                self.lines.append(self._leader.line)
+
+    @property
+    def has_line_again(self) -> bool:
+        """Whether a line has led again after another."""
+        return len({*self.lines}) < len(self.lines)
 
     def on_request(self, iteration: LoaderIteration) -> None:
         """Save the pending checkpoint if it was waiting for this iteration to request a batch."""
@@ -267,7 +293,7 @@ class PendingCheckpoint:
         If the previous iteration was only a peek at a batch, save its checkpoint again. A run that
         resumes within an epoch of `run.epochs` always executes the code after a peek.
         """
-        is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
+        is_over = (self._leader is None or self._leader.is_over) and torch.is_grad_enabled()
         owners = {each.owner for each in self._waiting}
         if self._is_last and not owners:
             self.save()
@@ -286,7 +312,7 @@ class PendingCheckpoint:
 
     def end_epoch(self) -> None:
         """Save the checkpoint that is due after the last loop of an epoch of `run.epochs`."""
-        if not self._waiting or not self._run.open:
+        if not self._run.keeps_iterators:
             self.save()
 
     def save(self) -> None:
@@ -301,6 +327,8 @@ class LoaderSet:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.counts_training = False  # whether there is an optimizer; else every iteration counts
+        # returns the number of backward passes since the latest optimizer step
+        self.num_pending: Callable[[], int] = int
         self.has_begun = False  # whether an iteration has started
         self.open: list[LoaderIteration] = []
         self.epoch: int | None = None  # of `count_epochs`, if the script uses it
@@ -308,6 +336,8 @@ class LoaderSet:
         self.keeps_batches = False  # whether it has trained on batches that the script kept
         self.checkpoint = PendingCheckpoint(self)
         self.saved_after: int | None = None  # training count at `save_state()` within a loop
+        # the trained iterations that the latest `save_state()` interrupted, and their `rounds`
+        self._saved_within: dict[LoaderIteration, int] = {}
         self.ends_epoch = False  # whether the checkpoint ends an epoch of `count_epochs`
         self.earlier: list[LoaderIteration] | None = None  # open when `epoch` began, during it
         self._is_counting = False  # whether the script uses `count_epochs`
@@ -347,7 +377,8 @@ class LoaderSet:
         if self._was_in_last:
             self.report(_LAST_BATCH)
         self.has_begun = True
-        new = LoaderIteration(owner, start, len(outer), line)
+        around = {each: each.rounds for each in self.open}
+        new = LoaderIteration(owner, start, len(outer), line, around)
         if self.is_outermost:
             owner.num_begun += 1
             new.ordinal = owner.num_begun
@@ -360,11 +391,12 @@ class LoaderSet:
     def end(self, iteration: LoaderIteration) -> None:
         self.attribute()
         self.check_save()
-        owner, iteration.is_over = iteration.owner, True
+        owner = iteration.owner
         is_evaluation = not (torch.is_grad_enabled() or iteration.has_trained)
         if is_evaluation and iteration.is_exhausted and iteration.start.taken:
             self.report(_REST)
         self.open.remove(iteration)
+        iteration.end(self.open)
         self._closed.append(iteration)
         loops = [other for other in self.open if other.owner is owner and other.rounds]
         if loops and self.checkpoint.requests.get(owner) is iteration:  # it peeked in the loop
@@ -395,12 +427,29 @@ class LoaderSet:
         finally:
             self.ends_epoch = False
         self.saved_after = self.progress.num_trained if self.open or is_in_epoch else None
+        trained = [each for each in self.open if each.has_trained]
+        # a resumed run begins the next epoch of a complete loader; this run may first request
+        # one more batch from the other loaders
+        ahead = any(each.is_complete for each in trained)
+        self._saved_within = {each: each.rounds + ahead for each in trained if not each.is_complete}
 
     def check_save(self) -> None:
         """Report if the script has trained since a `save_state()` in the body that continues."""
         if self.saved_after not in (None, self.progress.num_trained):
             self.report(_NOT_AT_END)
         self.saved_after = None
+
+    def _check_saved_within(self, owner: Epochs) -> None:
+        """Report if an iteration that `save_state()` interrupted did not continue."""
+        for each, rounds in self._saved_within.items():
+            is_unfinished = each.is_over and not each.is_complete
+            if each.owner is owner and is_unfinished and each.rounds <= rounds:
+                self.report(_NOT_CONTINUED)
+
+    @property
+    def keeps_iterators(self) -> bool:
+        """Whether the script keeps an iterator that it has used for training."""
+        return any(each.has_trained for each in self.open)
 
     @property
     def is_outermost(self) -> bool:
@@ -424,6 +473,8 @@ class LoaderSet:
             if self.keeps_batches and self.resumes_within:
                 self.report(_KEPT)
         for iteration in {each.owner: each for each in open_ or iterations}.values():
+            if not iteration.has_trained:
+                self._check_saved_within(iteration.owner)
             iteration.has_trained = iteration.owner.has_trained = True
             iteration.owner.next_start = iteration.next_epoch
             if iteration.is_over and self.counts_training:
@@ -528,6 +579,11 @@ _NOT_AT_END = (
     "note: the script trained after save_state() in the same loop body, so a run that resumes from"
     " this checkpoint skips that part of the body. Call save_state() at the end of the body"
 )
+_NOT_CONTINUED = (
+    "note: save_state() was called while an iterator over a loader was open, and the script then"
+    " trained with a new iterator. A run that resumes from this checkpoint continues the epoch"
+    " instead, so it does not resume exactly. Call checkpoint(), or delete the iterator first"
+)
 _REST = (
     "note: an evaluation loop yielded only the batches after the checkpoint's position in the"
     " epoch. Evaluate a loaded checkpoint with a separate loader, or save it between two epochs"
@@ -549,4 +605,9 @@ _LEFT = (
     "note: a loop over a loader ended after a different number of batches than the previous loop."
     " If the script counts batches, its count restarted when this run resumed, and the run did not"
     " resume exactly. Count optimizer steps from run.step"
+)
+COUNTED = (
+    "note: gradients were accumulated over other batches than before this run resumed: the script"
+    " counts batches, and its count restarted, so the run did not resume exactly. Use"
+    " accelerator.accumulate(model), or count from run.step"
 )

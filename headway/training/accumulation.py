@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 from headway.data.active_loader import current_loop
+from headway.data.loader_set import COUNTED
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler, check_entries, check_range
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
+from headway.ipc.stderr import log_once
 
 
 @dataclass
@@ -137,6 +139,8 @@ class Accumulation:
         self.step = self._step_of("")  # of the most recently accumulated models
         self._by_models: dict[tuple[torch.nn.Module, ...], AccumulationWindow] = {}
         self.num_backward = 0  # backward passes since the gradients were used or dropped
+        self.most_backward = 0  # of an optimizer step
+        self.resumed_backward = 0  # `num_backward` when the run resumed within an epoch
 
     @property
     def is_open(self) -> bool:
@@ -147,6 +151,15 @@ class Accumulation:
     def has_gradients(self) -> bool:
         """Whether gradients await an optimizer step, even without `accumulate()`."""
         return self.is_open or self.num_backward > 0
+
+    def use_gradients(self) -> None:
+        """Begin the next optimizer step; after a resume, compare the number of backward passes."""
+        if self.num_backward > self.most_backward:
+            is_whole = 0 < self.most_backward <= self.num_backward - self.resumed_backward
+            if self.resumed_backward and is_whole and rank_and_size()[0] == 0:
+                log_once(COUNTED)
+            self.most_backward = self.num_backward
+        self.num_backward = self.resumed_backward = 0
 
     def watch_gradients(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         """After a backward pass, record for `begin_backward` that there are gradients."""
@@ -161,6 +174,7 @@ class Accumulation:
         return {
             "micro_batches": {key: step.micro_batches for key, step in steps if step.micro_batches},
             "num_backward": self.num_backward,
+            "most_backward": self.most_backward,
             "sync_gradients": self.sync_gradients,
             "steps": self.steps,
         }
@@ -168,7 +182,7 @@ class Accumulation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for key in {*self._steps, *state["micro_batches"]}:
             self._step_of(key).micro_batches = state["micro_batches"].get(key, 0)
-        self.num_backward = state["num_backward"]
+        self.num_backward, self.most_backward = state["num_backward"], state["most_backward"]
         self.sync_gradients = state["sync_gradients"]
 
     @property

@@ -124,7 +124,7 @@ class PreparedOptimizer(AttributeProxy, torch.optim.Optimizer):
             )
         self.step_was_skipped = self._precision.step(self.optimizer, closure)
         torch.clear_autocast_cache()  # an open autocast() keeps casts of the old weights
-        accumulation.num_backward = 0
+        accumulation.use_gradients()
         if not self.step_was_skipped:
             self.step_count = done = self.step_count + 1
             progress.num_trained += 1

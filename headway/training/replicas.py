@@ -124,7 +124,9 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
     ranks = training.world.ranks
-    if training.accumulation.is_open and ranks.rank == 0:
+    accumulation = training.accumulation
+    accumulates = accumulation.is_open or accumulation.most_backward > 1
+    if accumulation.has_gradients and accumulates and ranks.rank == 0:
         log_once("note: the run ends within an optimizer step: its last gradients were not used")
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
         log_once(

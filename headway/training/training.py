@@ -49,6 +49,7 @@ class Training:
     def __post_init__(self) -> None:
         self.progress = process_progress()
         self.run = LoaderSet(self.progress)
+        self.run.num_pending = lambda: self.accumulation.num_backward
 
     # ------------------------------------------------------------------ objects
 
@@ -162,6 +163,11 @@ class Training:
         return self.run.count_epochs(total, [loader.epochs for loader in self.loaders])
 
     @property
+    def has_trained_epochs(self) -> bool:
+        """Whether a prepared loader has been used in training, including earlier runs."""
+        return any(loader.epochs.has_trained for loader in self.loaders)
+
+    @property
     def is_in_evaluation(self) -> bool:
         """Whether an evaluation loop is running after training has started."""
         is_open = any(
@@ -169,7 +175,7 @@ class Training:
             for each in self.run.open
             if not each.owner.has_trained
         )
-        return is_open and any(loader.epochs.has_trained for loader in self.loaders)
+        return is_open and self.has_trained_epochs
 
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()

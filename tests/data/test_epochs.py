@@ -226,6 +226,142 @@ def test_a_run_resumes_between_two_epochs_with_what_is_drawn_before_their_loops(
         assert begun[: stop + saves] + rest == whole
 
 
+class Cut(Exception):
+    """A crash, after which the run is started again."""
+
+
+class Script:
+    """What loops of a script use; `seen` has the samples of each backward pass or step."""
+
+    def __init__(self, folder: Path, seed: int, *, over: str, saves: bool, stop: int) -> None:
+        set_seed(seed)
+        project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=saves)
+        self.accelerator = Accelerator(cpu=True, project_config=project)
+        data: Any = torch.arange(10.0)[:, None]
+        model = torch.nn.Linear(1, 1)
+        self.plain = DataLoader(data, 2, shuffle=True)
+        self.model, self.optimizer, self.loader, self.other = self.accelerator.prepare(
+            *(model, torch.optim.SGD(model.parameters(), lr=1e-3)),
+            *(DataLoader(data[:size], 2, shuffle=True) for size in (10, 6)),
+        )
+        self.run = self.accelerator.resume()
+        self.over, self.stop, self.seen = over, stop, list[str]()
+        self.save = self.accelerator.save_state if saves else self.accelerator.checkpoint
+
+    def epochs(self) -> Any:
+        return self.run.epochs(3) if self.over == "epochs" else range(self.run.epoch, 3)
+
+    def backward(self, *batches: torch.Tensor) -> None:
+        self.accelerator.backward(self.model(torch.cat(batches)).square().mean())
+        self.seen.append(str(batches))
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seen[-1] += " step"
+        if self.optimizer.step_count == self.stop:
+            raise Cut
+
+
+def with_other(script: Script, is_kept: bool) -> None:
+    """Train with a batch of a second loader in each step, from one iterator or one per epoch."""
+    others = iter(script.other)
+    for _ in script.epochs():
+        others = others if is_kept else iter(script.other)
+        for batch in script.loader:
+            if (more := next(others, None)) is None:
+                others = iter(script.other)
+                more = next(others)
+            script.backward(batch, more)
+            script.step()
+        script.save()
+
+
+def in_turns(script: Script) -> None:
+    """Train with the loaders alternately until one is exhausted, and save in its last batch."""
+    for _ in script.epochs():
+        loops = [iter(script.loader), iter(script.other)]
+        for number in range(99):
+            if (batch := next(loops[number % 2], None)) is None:
+                break
+            script.backward(batch)
+            script.step()
+            if number == 5:
+                script.save()
+
+
+def by_hand(script: Script, saves_at: int, *, ends_stepped: bool = True) -> None:
+    """Accumulate two batches; save after one of them."""
+    for _ in script.epochs():
+        for number, batch in enumerate(script.loader):
+            script.backward(batch)
+            if number % 2 or (ends_stepped and number + 1 == len(script.loader)):
+                script.step()
+            if number == saves_at:
+                script.save()
+
+
+def without_loader(script: Script) -> None:
+    for _ in script.epochs():
+        for batch in script.plain:
+            script.backward(batch)
+            script.step()
+            script.accelerator.checkpoint(every=1)
+
+
+NO_NOTE = ""
+NEW_ITERATOR, COUNTED = "trained with a new iterator", "gradients were accumulated over other"
+
+
+@pytest.mark.parametrize(
+    ("loop", "over", "saves", "stop", "note"),
+    [
+        *(
+            (partial(with_other, is_kept=is_kept), over, saves, stop, note)
+            for is_kept in (True, False)
+            for over in ("range", "epochs")
+            for saves in (True, False)
+            for stop in (7, 12)
+            for note in (NEW_ITERATOR if saves and not is_kept else NO_NOTE,)
+        ),
+        (in_turns, "range", True, 8, NEW_ITERATOR),
+        (in_turns, "epochs", True, 8, NEW_ITERATOR),
+        (partial(by_hand, saves_at=2), "range", False, 3, COUNTED),
+        (partial(by_hand, saves_at=3), "range", False, 6, COUNTED),
+        (partial(by_hand, saves_at=4), "range", False, 4, NO_NOTE),
+        (partial(by_hand, saves_at=3, ends_stepped=False), "range", False, 3, NO_NOTE),
+        (without_loader, "range", False, 2, "no prepared loader was used in training"),
+    ],
+)
+def test_iterators_and_counts_of_the_script_resume_exactly_or_are_reported(
+    loop: Callable[[Script], None],
+    over: str,
+    saves: bool,
+    stop: int,
+    note: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(folder: str, seed: int, stop: int = 0) -> list[str]:
+        script = Script(tmp_path / folder, seed, over=over, saves=saves, stop=stop)
+        try:
+            loop(script)
+            script.accelerator.end_training()
+        except Cut:
+            script.accelerator.parts.training.run.checkpoint.action = None
+            script.accelerator.parts.preemption.release()
+        return script.seen
+
+    whole = train("whole", 1)
+    capsys.readouterr()
+    train("cut", 1, stop)
+    rest = train("cut", 2)
+    told = notes(capsys)
+    assert (whole[-len(rest) :] == rest) == (note == NO_NOTE)
+    assert note in told
+    assert told.count("note:") == (note != NO_NOTE and told.count(note)), told
+
+
 def test_a_peek_before_the_first_step_of_a_loop_does_not_hide_the_loop() -> None:
     loader = prepared()
     for _ in loader:
