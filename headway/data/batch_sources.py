@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, chain, count, cycle, islice
-from numbers import Integral
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import LOOP, GlobalBatch
-from headway.data.generators import SeededIndices, identity, preserve_generators
+from headway.data.generators import identity, preserve_generators
 from headway.data.loader_set import LoaderIteration
 from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import (
@@ -154,6 +153,7 @@ def _ahead(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Part
     """
     stream = iteration.owner.stream
     for parts, _ in islice(rounds, iteration.reread // iteration.owner.per_round):
+        iteration.reread_batch = iteration.reread_batch or parts
         if iteration.start.checksum:
             iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
     following = next(rounds, None)
@@ -169,7 +169,8 @@ class MapSource(BatchSource):
     """Reads a map-style dataset. All ranks draw the same indices, and each loads its own part."""
 
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
-        self._division, self._indices = division, Indices(order, division)
+        self._order, self._division = order, division
+        self._indices = Indices(order, division)
         self._is_compared = division.num_ranks > 1 and not division.reads_all
         self._has_compared = False
         self._name = "batch_sampler" if order.is_batched else "sampler"
@@ -193,16 +194,17 @@ class MapSource(BatchSource):
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield items after the ranks have compared their indices and, the first time, samples."""
         first, length, samples = [*islice(items, 1)], None, None
-        indices = self._indices.first
+        drawn = self._indices.first
         if not self._has_compared:
             self._has_compared, length = True, len_of(self.loader.dataset)
-            samples = None if indices is None else self._marks_of(indices, _last(indices, length))
-        require_same(lengths=length, indices=checksum_of(indices), samples=samples)
+            last = [self._order.single(length - 1)] if length else []
+            samples = self._marks_of(drawn, *last) if drawn else None
+        require_same(lengths=length, indices=checksum_of(drawn), samples=samples)
         yield from chain(first, items)
 
-    def _marks_of(self, *batches: Any) -> str | None:
-        """Return checksums of the batches with these indices; None if repeated loads differ."""
-        twice = [batch for batch in batches for _ in range(2)]
+    def _marks_of(self, *batches: list[Any]) -> str | None:
+        """Return checksums of drawn batches; None if repeated loads differ."""
+        twice = [self._order.loading()(batch) for batch in batches for _ in range(2)]
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
         with preserve_generators(), suppress(Exception):  # a dataset may have no such last sample
@@ -211,16 +213,6 @@ class MapSource(BatchSource):
 
     def __len__(self) -> int:
         return len(self._indices)
-
-
-def _last(indices: Any, length: int | None) -> Any:
-    """Return a dataset's last index in the same form as `indices`; if unknown, return `indices`."""
-    is_drawn, is_list = isinstance(indices, SeededIndices), isinstance(indices, list)
-    one = indices.samples[0][0] if is_drawn else indices[0] if is_list else indices
-    if not (isinstance(one, Integral) and length):
-        return indices
-    last = length - 1
-    return indices._replace(samples=[(last, 0)]) if is_drawn else [last] if is_list else last
 
 
 def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
@@ -241,14 +233,13 @@ class Indices:
     """
 
     iteration: LoaderIteration  # for the next `iter()`, which torch calls twice with workers
-    first: Any = None  # rank 0's indices in the first round of an iteration
+    first: list[Any] | None = None  # rank 0's samples in the first round of an iteration
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
         self.given = deque[GlobalBatch]()  # for indices whose batches have not been yielded yet
         self._is_alone = division.num_ranks == 1
-        self._is_batched = order.yields_lists
-        size = getattr(order.source, "batch_size", None) if self._is_batched else 1
+        size = getattr(order.source, "batch_size", None) if order.yields_lists else 1
         self._size = size if isinstance(size, int) else 0
         self._drop_last = bool(getattr(order.source, "drop_last", False))
 
@@ -263,12 +254,12 @@ class Indices:
     def _alone(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of a single rank without the cost of dividing them."""
         batches = self._order.draw(iteration)
-        size, to_load, is_batched = self._size, self._order.loading(), self._is_batched
+        size, to_load = self._size, self._order.loading()
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
         while (one := following) is not None:
             following = next(batches, None)
-            samples = len(one) if is_batched else 1
+            samples = len(one)
             batch = usual if samples == size else GlobalBatch(samples, samples, size)
             given.append(batch if following is not None else batch._replace(is_last=True))
             yield to_load(one)
@@ -276,10 +267,6 @@ class Indices:
     def _ahead(self, iteration: LoaderIteration, given: deque[GlobalBatch]) -> Iterator[Any]:
         rounds = self._drawn(iteration)  # lazy: starts with the first request
         to_load, own = self._order.loading(), self._division.own
-
-        def part_of(samples: list[Any], part: slice) -> Any:
-            return to_load(samples[part] if self._is_batched else samples[part][0])
-
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
@@ -287,14 +274,12 @@ class Indices:
             batch = batch if following is not None else batch._replace(is_last=True)
             given.extend([batch] * (len(parts) or 1))
             if self.first is None:
-                self.first = part_of(samples, slices[0])
+                self.first = samples[slices[0]]
             for part in parts:
-                yield part_of(samples, part)
+                yield to_load(samples[part])
 
     def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
         num_ranks, drawn = self._division.num_ranks, self._order.draw(iteration)
-        if not self._is_batched:
-            drawn = ([index] for index in drawn)
         while batches := [*islice(drawn, num_ranks)]:
             if self._drop_last and len(batches) < num_ranks:
                 return
@@ -378,28 +363,25 @@ class PreshardedSource(BatchSource):
     def _compare_samplers(self) -> None:
         """Raise UsageError if the DistributedSamplers draw different orders or equal parts."""
         own, self._is_compared = self._sampler, True
-        facts = (None, None) if own is None else (own.shuffle, own.seed * own.shuffle)
-        if name := _differing(**dict(zip(("shuffle=", "seed="), facts, strict=True))):
-            raise UsageError(
-                f"the ranks' DistributedSamplers have different {name}, so the ranks repeat some"
-                " samples and omit others",
-                where=LOOP,
-                fix=f"pass the same {name} to DistributedSampler on all ranks; it divides the data"
-                " by rank",
-                code=Code.DATA_DIFFERS,
-                is_of_all_ranks=True,
-            )
-        rank = "None" if own is None else str(own.rank)
-        ranks = call_barrier(LOOP, rank) or [rank] * (self._num_ranks if has_real_ranks() else 1)
-        if "None" not in ranks and len({*ranks}) < len(ranks):
-            raise UsageError(
+        text = "" if own is None else f"{own.rank} {own.shuffle} {own.seed * own.shuffle}"
+        texts = call_barrier(LOOP, text) or [text] * (self._num_ranks if has_real_ranks() else 1)
+        if "" in texts:
+            return
+        ranks, *options = zip(*map(str.split, texts), strict=True)
+        for name, values in zip(("shuffle=", "seed="), options, strict=True):
+            if len({*values}) > 1:
+                raise _differing(
+                    f"the ranks' DistributedSamplers have different {name}, so the ranks repeat"
+                    " some samples and omit others",
+                    f"pass the same {name} to DistributedSampler on all ranks; it divides the data"
+                    " by rank",
+                )
+        if len({*ranks}) < len(ranks):
+            raise _differing(
                 "several ranks created their DistributedSampler with"
                 f" rank={max(ranks, key=ranks.count)}, so they read the same samples and omit other"
                 " samples",
-                where=LOOP,
-                fix="omit num_replicas= and rank=, or pass rank=accelerator.process_index",
-                code=Code.DATA_DIFFERS,
-                is_of_all_ranks=True,
+                "omit num_replicas= and rank=, or pass rank=accelerator.process_index",
             )
 
     def _with_others(self, items: Iterator[Item], iteration: LoaderIteration) -> Iterator[Item]:
@@ -434,11 +416,17 @@ class PreshardedSource(BatchSource):
 
     def _first(self, iteration: LoaderIteration) -> Any:
         """Return the epoch's first batch, for a run that resumes at the end of this rank's data."""
-        again = copy.copy(iteration)
+        again, stream = copy.copy(iteration), iteration.owner.stream
         again.start = iteration.start._replace(taken=0)
         if isinstance(self._source, MapSource):
             return next(self._source.begin(again), (NoBatch, None))[0]
-        return next(self._source.read(again), NoBatch)  # does not read a batch ahead
+        if stream is None:
+            return next(iter(iteration.reread_batch), NoBatch)
+        state = copy.deepcopy(stream.state_dict())
+        stream.load_state_dict(copy.deepcopy(iteration.first))
+        first = next(self._source.read(again), NoBatch)  # does not read a batch ahead
+        stream.load_state_dict(state)
+        return first
 
 
 class DispatchedSource(BatchSource):
@@ -492,26 +480,23 @@ def size_of(batch: Any) -> int:
 
 def require_same(**facts: object) -> None:
     """Raise UsageError if facts about the data differ between ranks; ignore facts that are None."""
-    if name := _differing(**facts):
-        raise UsageError(
-            f"the ranks' datasets have different {name}, so they cannot be sharded",
-            where=LOOP,
-            fix="create the same data in the same order on all ranks: call set_seed(...)"
-            " first, and seed your own generators, such as random.Random(0) in a sampler; for"
-            " random numbers that a stream draws in workers, pass Accelerator(seed=...); or, if"
-            " each rank reads its own part, pass Accelerator(dataloader_config="
-            "DataLoaderConfiguration(already_sharded=True))",
-            code=Code.DATA_DIFFERS,
-            is_of_all_ranks=True,
-        )
-
-
-def _differing(**facts: object) -> str | None:
-    """Return the name of the first fact that differs between ranks, except facts that are None."""
     texts = call_barrier(LOOP, "\n".join(map(str, facts.values()))) or []
-    columns = zip(facts, zip(*(text.split("\n") for text in texts), strict=True), strict=False)
-    differ = (name for name, values in columns if "None" not in values and len({*values}) > 1)
-    return next(differ, None)
+    columns = zip(*(text.split("\n") for text in texts), strict=True)
+    for name, values in zip(facts, columns, strict=False):
+        if "None" not in values and len({*values}) > 1:
+            raise _differing(
+                f"the ranks' datasets have different {name}, so they cannot be sharded",
+                "create the same data in the same order on all ranks: call set_seed(...)"
+                " first, and seed your own generators, such as random.Random(0) in a sampler; for"
+                " random numbers that a stream draws in workers, pass Accelerator(seed=...); or,"
+                " if each rank reads its own part, pass Accelerator(dataloader_config="
+                "DataLoaderConfiguration(already_sharded=True))",
+            )
+
+
+def _differing(what: str, fix: str) -> UsageError:
+    code = Code.DATA_DIFFERS
+    return UsageError(what, where=LOOP, fix=fix, code=code, is_of_all_ranks=True)
 
 
 def batch_source_for(loader: Any, draws: Draws, division: Division) -> BatchSource:

@@ -238,7 +238,10 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         self._call_set_epoch(start.epoch)
         if start.taken:
             self._load_stream(current)
-        if not self._is_map and self.epochs.stream is None:
+        if self.epochs.stream is not None:
+            if self._division.is_presharded and not start.taken:
+                current.first = copy.deepcopy(self.epochs.stream.state_dict())
+        elif not self._is_map:
             self._own.restore(current.first or ())
             current.first = self._own.states()
             if current.depth and current.first:  # an open iteration draws from them, too

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -105,35 +106,40 @@ class SampleOrder(Draws):
         self.counts_samples = self.is_torchs and type(self.source) is BatchSampler
         self._samples = seeds
 
-    def draw(self, iteration: LoaderIteration) -> Iterator[Any]:
-        """Return the remaining batches; those of custom samplers add to `iteration.sums`."""
+    def draw(self, iteration: LoaderIteration) -> Iterator[list[Any]]:
+        """Return the remaining batches; those of custom samplers add to `iteration.sums`.
+
+        With seeds, a batch contains pairs of an index and its position in the epoch.
+        """
         taken, source = iteration.start.taken, self.source
-        numbers = None if self._samples is None else count()  # of the samples in the epoch
         if self.counts_samples and taken:  # the batch size may have changed
             samples = self._drawn(source.sampler, iteration)
-            if numbers is not None:
-                samples = zip(samples, numbers, strict=False)
+            if self._samples is not None:
+                samples = zip(samples, count(), strict=False)
             rest: Any = islice(samples, taken, None)
             return iter(BatchSampler(rest, source.batch_size, source.drop_last))
         batches = self._drawn(source, iteration)
         if not self.is_torchs:
             batches = _summed(batches, iteration.sums)
-        if numbers is not None and self.yields_lists:
+        if not self.yields_lists:
+            batches = ([index] for index in batches)
+        if self._samples is not None:
+            numbers = count()
             batches = ([*zip(indices, numbers, strict=False)] for indices in batches)
-        elif numbers is not None:
-            batches = zip(batches, numbers, strict=False)
         return islice(batches, taken // iteration.owner.unit, None)
 
-    def loading(self) -> Callable[[Any], Any]:
-        """Return a function that adds seeds to indices, if there are any."""
+    def loading(self) -> Callable[[list[Any]], Any]:
+        """Return a function that converts a drawn batch to what the dataset loads."""
         if self._samples is None:
-            return identity
-        key = self._samples.key
-        if self.is_batched:
-            return lambda drawn: SeededIndices(drawn, key)
-        if self.yields_lists:  # each list is a single index of the dataset
+            return identity if self.yields_lists else itemgetter(0)
+        key, is_single = self._samples.key, not self.is_batched
+        if is_single and self.yields_lists:  # each list is a single index of the dataset
             return lambda drawn: SeededIndices([([i for i, _ in drawn], drawn[0][1])], key, True)
-        return lambda drawn: SeededIndices([drawn], key, True)
+        return lambda drawn: SeededIndices(drawn, key, is_single)
+
+    def single(self, index: int) -> list[Any]:
+        """Return a batch of a single sample, as `draw` does."""
+        return [index if self._samples is None else (index, 0)]
 
     def _drawn(self, source: Iterable[Any], iteration: LoaderIteration) -> Iterator[Any]:
         """Iterate over a source, after restoring the generators to the start of the epoch."""
