@@ -305,6 +305,55 @@ def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
         assert (note in said.getvalue()) == (is_reported and RANK == 0 and WORLD == 3), said
 
 
+class Turning(IterableDataset[int]):
+    """A stream with its own order in each epoch, by its state or by its own generator."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at, self.epoch = length, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.length:
+            self.at += 1
+            yield self.at + 10 * self.epoch
+        self.at, self.epoch = 0, self.epoch + 1
+
+
+class Positioned(Turning):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Drawing(Turning):
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.own = random.Random(1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.own.sample(range(99), self.length))
+
+
+@with_ranks(3)
+def test_a_rank_that_has_run_out_of_data_repeats_the_same_batch_after_a_resume() -> None:
+    accelerator = Accelerator(
+        dataloader_config=DataLoaderConfiguration(already_sharded=True, split_streams=False)
+    )
+    for kind in (Positioned, Drawing):
+        loader = accelerator.prepare(DataLoader(kind(6 if RANK == 0 else 2), 2))
+        samples_of(loader)
+        seen, position = [], {}
+        for batch in loader:
+            seen.append(batch.tolist())
+            position = position or (loader.state_dict() if len(seen) == 2 else {})
+        following = batches_of(loader)
+        resumed = accelerator.prepare(DataLoader(kind(6 if RANK == 0 else 2), 2))
+        resumed.load_state_dict(position)
+        assert batches_of(resumed) == seen[2:], kind
+        assert batches_of(resumed) == following, kind
+
+
 class Streamed:
     """Iterates over batches, and is no DataLoader."""
 
