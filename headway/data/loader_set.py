@@ -52,6 +52,7 @@ class LoaderIteration:
         self.owner, self.start = owner, start
         self.around = around or {}  # the iterations open when it began, with their `rounds`
         self.last_within = 0  # `rounds` at the end of the latest loop in which it yielded batches
+        self.saved_until = 0  # `rounds` at the latest `save_state()`; see `LoaderSet.saving_at_end`
         self.depth = depth  # number of enclosing iterations over its loader
         self.line = line  # line of the script that created its iterator
         self.ordinal = 0  # number in an epoch of `run.epochs`; 0 if nested
@@ -95,6 +96,11 @@ class LoaderIteration:
         before = (given, self.sums[given - 1], self.first) if given else None
         return StartPosition(self.start.epoch + 1, depth=self.depth, before=before)
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the script has dropped the iterator at which `save_state()` saved a position."""
+        return self.is_over and not self.is_complete and self.rounds <= self.saved_until
+
     def end(self, still_open: Sequence[LoaderIteration]) -> None:
         self.is_over = True
         for each in still_open:
@@ -114,6 +120,7 @@ class Epochs:
         self.stream: Any = None  # a dataset with `state_dict()`
         self.next_start = StartPosition()  # of the next iteration
         self.has_trained = False  # whether any epoch has trained, including earlier runs
+        self.trained: LoaderIteration | None = None  # the latest iteration that has trained
         self.leads = False  # whether its iterations were the first to request a batch in a step
         self.num_begun = 0  # outermost iterations in the current epoch of `run.epochs`
         self.over: list[int] = []  # ordinals of those that were completed
@@ -336,8 +343,6 @@ class LoaderSet:
         self.keeps_batches = False  # whether it has trained on batches that the script kept
         self.checkpoint = PendingCheckpoint(self)
         self.saved_after: int | None = None  # training count at `save_state()` within a loop
-        # the trained iterations that the latest `save_state()` interrupted, and their `rounds`
-        self._saved_within: dict[LoaderIteration, int] = {}
         self.ends_epoch = False  # whether the checkpoint ends an epoch of `count_epochs`
         self.earlier: list[LoaderIteration] | None = None  # open when `epoch` began, during it
         self._is_counting = False  # whether the script uses `count_epochs`
@@ -431,20 +436,14 @@ class LoaderSet:
         # a resumed run begins the next epoch of a complete loader; this run may first request
         # one more batch from the other loaders
         ahead = any(each.is_complete for each in trained)
-        self._saved_within = {each: each.rounds + ahead for each in trained if not each.is_complete}
+        for each in trained:
+            each.saved_until = each.rounds + ahead
 
     def check_save(self) -> None:
         """Report if the script has trained since a `save_state()` in the body that continues."""
         if self.saved_after not in (None, self.progress.num_trained):
             self.report(_NOT_AT_END)
         self.saved_after = None
-
-    def _check_saved_within(self, owner: Epochs) -> None:
-        """Report if an iteration that `save_state()` interrupted did not continue."""
-        for each, rounds in self._saved_within.items():
-            is_unfinished = each.is_over and not each.is_complete
-            if each.owner is owner and is_unfinished and each.rounds <= rounds:
-                self.report(_NOT_CONTINUED)
 
     @property
     def keeps_iterators(self) -> bool:
@@ -473,8 +472,10 @@ class LoaderSet:
             if self.keeps_batches and self.resumes_within:
                 self.report(_KEPT)
         for iteration in {each.owner: each for each in open_ or iterations}.values():
-            if not iteration.has_trained:
-                self._check_saved_within(iteration.owner)
+            before = iteration.owner.trained
+            if before is not None and before is not iteration and before.is_dropped:
+                self.report(_NOT_CONTINUED)
+            iteration.owner.trained = iteration
             iteration.has_trained = iteration.owner.has_trained = True
             iteration.owner.next_start = iteration.next_epoch
             if iteration.is_over and self.counts_training:
