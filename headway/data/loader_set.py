@@ -106,6 +106,7 @@ class LoaderIteration:
         for each in still_open:
             if each.rounds != self.around.get(each, 0):
                 each.last_within = each.rounds
+        self.around = {}  # refers to iterations that refer to earlier ones
 
 
 class Epochs:
@@ -226,8 +227,10 @@ class PendingCheckpoint:
 
     Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved after
     a loop's last batch or outside of a loop when the next loop begins, or at the end of the epoch's
-    body, which a run that resumes from there does not execute again. The last checkpoint of a run
-    that stops is not delayed by a loop.
+    body, which a run that resumes from there does not execute again. If the script keeps an
+    iterator that it trains with, the checkpoint is in both cases saved when the next loop begins,
+    because the script may replace the iterator before. The last checkpoint of a run that stops is
+    not delayed by a loop.
     """
 
     def __init__(self, run: LoaderSet) -> None:
