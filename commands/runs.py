@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.history.record import RunRecord, is_running, read_all
-from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
+from headway.ipc.records import REPEATED, SAVED, STOPPED_AND_SAVED
 from headway.ipc.stderr import log, shown
 from headway.launcher.remote.protocol import RUN_VARIABLES
 from headway.launcher.step_stats.slow_rank import find_slow_rank, mean_step
@@ -20,7 +20,7 @@ RUN = "RUN: a name listed by `headway runs`, or its beginning or end (default: t
 UNKNOWN = "unknown"
 """The status of a run whose exit was not recorded."""
 _SIGNALS = {128 + each: f" ({each.name})" for each in signal.Signals}
-_NAMED = {0: "ok", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "repeated failure"}
+_NAMED = {0: "ok", STOPPED_AND_SAVED: SAVED, REPEATED: "repeated failure"}
 _LEAST_STEPS = 20  # before a rank can be reported as slow
 _MAX_SCRIPT = 22  # characters, where nothing is wrapped; `--json` has all
 _OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
@@ -134,6 +134,8 @@ def outcome(record: RunRecord) -> str:
     code = record.end.exit_code
     if code is None:
         return "code unknown"
+    if record.end.report == SAVED:
+        return SAVED + _SIGNALS.get(code, "")
     return _NAMED.get(code, f"exit code {code}{_SIGNALS.get(code, '')}")
 
 

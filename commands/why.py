@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from headway.commands.tables import when
 from headway.errors import Code, ConfigError
 from headway.history.changes import changes
 from headway.history.record import RunRecord, find, last_successful, read_all
+from headway.ipc.records import SAVED
 from headway.ipc.stderr import shown
 
 
@@ -74,7 +77,7 @@ def _print(record: RunRecord) -> None:
         print(f"{kept.what}: {shown(kept.path)}")
     if slow := runs.slow_rank(record):
         print(slow)
-    if end is not None and end.report:
+    if end is not None and end.report not in ("", SAVED):
         print()
         for line in end.report.splitlines():
             print(shown(line))
@@ -82,7 +85,10 @@ def _print(record: RunRecord) -> None:
         alone = ", or it created no Accelerator" if start.supervised is None else ""
         print(f"the run's exit was not recorded: the run was killed, or its machine stopped{alone}")
     if record.commit is None:
-        print("the script is in no git commit: changes to the code are not recorded")
+        print(
+            "git found no commit of the script, so changes to the code are not recorded;"
+            f" `git -C {shlex.quote(start.folder)} log` shows why"
+        )
 
 
 def _write(path: str, text: str) -> None:

@@ -121,11 +121,22 @@ class Checkpointer:
         training, parent = self.training, target.absolute().parent
         require_equal(training, "a checkpoint")
         own_buffers = diverging_buffers(training.inner_models)
+        hooked: list[list[dict[str, Any]]] = []  # the weights that the hooks have left
+
+        def call_hooks(folder: Path) -> None:
+            if self._save_hooks:
+                hooked.append(self._call_save_hooks(folder))
+
+        def state(folder: Path) -> Contents:
+            weights = hooked[0] if hooked else self._weights()
+            return self._state_to_save(folder, weights, own_buffers, allow_pickle)
+
         prepared = prepare_checkpoint(
             target,
-            lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
+            state,
             CheckpointProgress(training.steps_done, training.epoch, self._began_at),
             self._times,
+            begin=call_hooks,
             then=then,
         )
         if not self.has_state:
@@ -141,7 +152,13 @@ class Checkpointer:
                 self._background = Background()
             self._background.start(prepared)
 
-    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> Contents:
+    def _state_to_save(
+        self,
+        folder: Path,
+        weights: list[dict[str, Any]],
+        own_buffers: list[Any],
+        allow_pickle: bool,
+    ) -> Contents:
         from headway.checkpoint.manifest import write_json
         from headway.checkpoint.training_state import state_of
 
@@ -154,7 +171,6 @@ class Checkpointer:
                     " from it, the next loop over the evaluation loader yields only the remaining"
                     " batches. Save before or after the evaluation"
                 )
-        weights = self._weights_to_save(folder)
         state = state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
         if not self._is_compared:
             self._checksums = []
@@ -234,8 +250,7 @@ class Checkpointer:
             checkpoint = SavedState(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)
             models = self.training.inner_models
-            for hook in self._load_hooks.values():
-                hook(models, str(folder))
+            agree(lambda: [hook(models, str(folder)) for hook in self._load_hooks.values()])
             agree(lambda: checkpoint.check_models(models))
             checkpoint.apply(models)
         self.has_state = True
@@ -269,11 +284,14 @@ class Checkpointer:
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         return _register(self._load_hooks, hook)
 
-    def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:
+    def _weights(self) -> list[dict[str, Any]]:
+        return [model.state_dict() for model in self.training.inner_models]
+
+    def _call_save_hooks(self, folder: Path) -> list[dict[str, Any]]:
+        """Return the weights to save, after the hooks have changed them; a collective call."""
         from headway.checkpoint.saving import agree, on_rank_0
 
-        models = self.training.inner_models
-        weights: list[dict[str, Any]] = [model.state_dict() for model in models]
+        models, weights = self.training.inner_models, agree(self._weights)
 
         def call_hooks() -> None:
             for hook in self._save_hooks.values():
@@ -289,8 +307,6 @@ class Checkpointer:
                     code=Code.MODELS_DIFFER,
                 )
 
-        if not self._save_hooks:
-            return weights
         agree(call_hooks)
         training = self.training
         if not (training.strategy.shards or any(map(model_has_dtensor, training.models))):

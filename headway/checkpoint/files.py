@@ -19,6 +19,7 @@ import torch
 from headway.checkpoint.manifest import flush_to_disk
 from headway.distributed.collectives import full_tensor
 from headway.distributed.handler import check_range, checked
+from headway.distributed.nested import is_instance_of, tensors_with_paths
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
 from headway.ipc.paths import is_absent
@@ -52,6 +53,15 @@ def save(
         >>> load("model.pt")
         {'weight': tensor([1., 1.])}
     """
+    for path, tensor in tensors_with_paths(obj):
+        if is_instance_of(tensor, "torch.distributed.tensor", "DTensor"):
+            raise UsageError(
+                f"{path or 'the tensor'} is sharded, and save() writes only one rank's part",
+                where="the script's save(...)",
+                fix="save accelerator.get_state_dict(model), which every rank must call, or use"
+                " save_model() or save_state()",
+                code=Code.UNSAVABLE,
+            )
     local_rank = (read_ranks() or Ranks()).local_rank
     if local_rank if save_on_each_node else rank_and_size()[0]:
         return

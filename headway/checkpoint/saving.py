@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -33,7 +34,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import fix_of, save_tensors
 from headway.checkpoint.values import encode
-from headway.distributed.call_barrier import call_barrier
+from headway.distributed.call_barrier import call_barrier, script_location
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, Code, HeadwayError
 from headway.ipc.progress import process_progress
@@ -85,14 +86,16 @@ def prepare_checkpoint(
     progress: CheckpointProgress,
     times: SaveTimes,
     *,
+    begin: Callable[[Path], object] = bool,
     then: Callable[[], object] = bool,
 ) -> Prepared:
     """Prepare a checkpoint that references the live tensors; every rank must call this.
 
     Files in `target` that are not part of a checkpoint, such as the script's own files, are kept.
 
-    Every rank calls `state` with the temporary folder, to which `state` may add files. Rank 0 calls
-    `then` once the checkpoint is complete.
+    Every rank calls `begin` and then `state` with the temporary folder, to which they may add
+    files. `begin` may communicate; `state` must not, because it may fail on some ranks only. Rank 0
+    calls `then` once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
     pending = target.with_name(on_rank_0(lambda: create_pending(target).name))
@@ -110,6 +113,7 @@ def prepare_checkpoint(
     with remove_on_failure(pending):
         target = agree(shared_target)
         pending = target.with_name(pending.name)
+        begin(pending)
         shared, own = agree(encoded)
     written = {  # by rank 0 only, if all ranks share a plain tensor
         name: tensor
@@ -181,7 +185,7 @@ def _files_of(rank: int, folder: Path) -> list[str]:
 
 
 def agree(step: Callable[[], T]) -> T:
-    """Call `step` on every rank, and return this rank's result.
+    """Call `step` on every rank, and return this rank's result; `step` must not call this function.
 
     If `step` fails on any rank, all ranks raise a CheckpointError with the first failure's cause.
     """
@@ -225,6 +229,7 @@ def attempt(step: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
         return None, {name: problem[name] for name in ("what", "where", "fix", "code")}
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
         where, rank = getattr(error, "filename", None), f"rank {rank_and_size()[0]}"
+        where = where or script_location([*traceback.walk_tb(error.__traceback__)][-1][0])
         cause = f"{type(error).__name__}: {error}"
         fix = "correct the code that raises it; older checkpoints are intact"
         if isinstance(error, OSError):

@@ -24,7 +24,13 @@ from headway.data.configuration import (
     with_batches_of_ranks,
 )
 from headway.data.generators import Generators, SampleSeeds, mixed
-from headway.data.loader_set import Epochs, LoaderIteration, LoaderSet, StartPosition
+from headway.data.loader_set import (
+    TWO_ITERATORS,
+    Epochs,
+    LoaderIteration,
+    LoaderSet,
+    StartPosition,
+)
 from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import (
     AttributeProxy,
@@ -208,6 +214,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                         run.checkpoint.on_request(current)
                     if run.saved_after is not None:
                         run.check_save()
+                    if is_nested and progress.feature_use.resuming and current.takes_turns:
+                        run.report(TWO_ITERATORS)
                     requests[epochs] = current
                 if progress.is_watched:
                     progress.clock.enter(DATA)

@@ -98,6 +98,14 @@ class LoaderIteration:
         return StartPosition(self.start.epoch + 1, depth=self.depth, before=before)
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether an earlier iteration over the same loader has yielded batches since it began."""
+        return any(
+            each.owner is self.owner and each.rounds != rounds
+            for each, rounds in self.around.items()
+        )
+
+    @property
     def is_dropped(self) -> bool:
         """Whether the script has dropped the iterator at which `save_state()` saved a position."""
         return self.is_over and not self.is_complete and self.rounds <= self.saved_until
@@ -480,6 +488,11 @@ _LEFT = (
     "note: a loop over a loader ended after a different number of batches than the previous loop."
     " If the script counts batches, its count restarted when this run resumed, and the run did not"
     " resume exactly. Count optimizer steps from run.step"
+)
+TWO_ITERATORS = (
+    "note: two iterators over one DataLoader take turns, but a checkpoint has one position for each"
+    " DataLoader, so a run that resumes within the epoch does not resume exactly. Prepare one"
+    " DataLoader for each iterator"
 )
 COUNTED = (
     "note: gradients were accumulated over other batches than before this run resumed: the script"

@@ -36,6 +36,11 @@ def is_task(environ: Environ) -> bool:
     return is_numbered_step(environ) and _TERMINAL not in environ
 
 
+def _read_first_words(path: str) -> str:
+    """Return the host names of a file that continues each of its lines with other facts."""
+    return " ".join(line.split()[0] for line in _read_hosts(path).splitlines() if line.split())
+
+
 def _read_hosts(path: str) -> str:
     """Return the text of a scheduler's host file, or an empty string if there is no file."""
     try:
@@ -114,6 +119,19 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, hosts=str),
     "lsf_counts": Numbering(  # LSF omits LSB_HOSTS if it is too long
         *("LSF", "LSB_MCPU_HOSTS", "", MACHINE), hosts=lambda text: " ".join(text.split()[::2])
+    ),
+    "grid_engine": Numbering("Grid Engine", "PE_HOSTFILE", "", MACHINE, hosts=_read_first_words),
+    "oar": Numbering("OAR", "OAR_NODEFILE", "", MACHINE, hosts=_read_hosts),
+    "cobalt": Numbering("Cobalt", "COBALT_NODEFILE", "", MACHINE, hosts=_read_hosts),
+    "htcondor": Numbering("HTCondor", "_CONDOR_NPROCS", "_CONDOR_PROCNO", MACHINE),
+    "google_batch": Numbering("Google Batch", "BATCH_HOSTS_FILE", "", MACHINE, hosts=_read_hosts),
+    "azure_batch": Numbering(
+        *("Azure Batch", "AZ_BATCH_NODE_LIST", "", MACHINE),
+        hosts=lambda text: text.replace(";", " "),
+    ),
+    "volcano": Numbering("Volcano", "VC_WORKER_NUM", "VC_TASK_INDEX", MACHINE),
+    "leader_worker_set": Numbering(
+        "a LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", MACHINE
     ),
     "lightning": Numbering(
         *("a launcher of machines", "NODE_RANK", "NODE_RANK", MACHINE),

@@ -15,6 +15,9 @@ from headway.ipc.typed import Lines, TooLong, decode
 STOPPED_AND_SAVED = 75
 """A rank's exit code after it saved and stopped on request. The job can be rerun."""
 
+SAVED = "saved and stopped"
+"""The report of a run that saved after Ctrl-C; its exit code is that of SIGINT."""
+
 REPEATED = 76
 """A launcher's exit code if the run failed in the same way again; another run would not help."""
 

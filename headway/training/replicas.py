@@ -222,7 +222,16 @@ def note_raw_optimizer(training: Training) -> None:
 def note_not_stepped(training: Training) -> None:
     """Log once, on rank 0, if gradients were computed but no prepared optimizer has stepped."""
     passes = training.accumulation.num_backward
-    if training.optimizers and not training.steps_done and training.world.is_main:
+    if training.steps_done or not training.world.is_main:
+        return
+    if training.strategy.shards and not training.optimizers:
+        training.progress.log_note(
+            f"no optimizer was prepared before {passes} backward passes: one that was created"
+            " before prepare(model) has other weights than the sharded model, so it trains nothing;"
+            " fix:"
+            " model, optimizer = accelerator.prepare(model, optimizer)"
+        )
+    elif training.optimizers:
         training.progress.log_note(
             f"no prepared optimizer has stepped in {passes} backward passes:"
             " checkpoints, schedulers and comparisons of the ranks' weights depend on its step();"

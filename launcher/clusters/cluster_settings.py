@@ -18,6 +18,7 @@ from headway.settings.table import NO_CLUSTER, TABLE, Settings
 PREFIXES = (
     *("PET_", "OMPI_COMM_", "MV2_COMM_", "PMI_", "JSM_", "FLUX_", "SLURM_", "SUBMITIT_", "SM_"),
     *("SKYPILOT_", "WORLD_", "RANK", "NODE_RANK", "JOB_COMPLETION_", "AWS_BATCH_", "PBS_", "LSB_"),
+    *("PE_HOSTFILE", "OAR_", "COBALT_", "_CONDOR_", "BATCH_HOSTS", "AZ_BATCH_", "VC_", "LWS_"),
 )
 """Prefixes of the variables in NUMBERINGS; `table.py` is imported only if one of them is set."""
 

@@ -42,6 +42,7 @@ class RunExit(NamedTuple):
     failure: Failure | Hang | ServerDeath | None = None
     remote_failure: Failed | None = None
     repeats: str = ""  # why the failure is a repeated one, for the details
+    is_saved: bool = False  # rank 0 has logged that all ranks saved after Ctrl-C
 
 
 def run_exit_of(run: RunOutcome) -> RunExit:
@@ -64,7 +65,7 @@ def run_exit_of(run: RunOutcome) -> RunExit:
         line = f"{by}{what}{before}{describe_killed(run.exits)}"
         # rank 0 has logged why it stopped, and where it saved
         is_logged = line == by and run.machine == 0 and run.have_saved and _has_saved(run)
-        return RunExit(128 + stop, "" if is_logged else line)
+        return RunExit(128 + stop, "" if is_logged else line, is_saved=is_logged)
     remote_failure = run.remote_failure or (run.lost_during_stop if has_lost else None)
     as_reported = ", as machine 0 reports"
     if remote_failure is not None and (failure is None or remote_failure.machine != run.machine):

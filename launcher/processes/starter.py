@@ -137,6 +137,7 @@ class Starter:
     def _next_reply(self, check: Callable[[], None]) -> int | LaunchError | None:
         while not self._replies:
             if not self._reply_event.wait(_POLL_S):
+                self.resume_server()  # a suspended server does not reply
                 check()
         return self._replies.popleft()
 

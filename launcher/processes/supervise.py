@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.errors import HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.ipc import signals
-from headway.ipc.records import LOGS
+from headway.ipc.records import LOGS, SAVED
 from headway.ipc.stderr import log
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import describe_killed
@@ -142,7 +142,8 @@ def supervise(
     )
     run_exit = run_exit_of(outcome)
     if recorder is not None:
-        recorder.report = run_exit.line  # replaced if an error has more details
+        # replaced if an error has more details
+        recorder.report = SAVED if run_exit.is_saved else run_exit.line
     _report(agent, run_exit, folder)
     if run_exit.code == 0 and stopped_by is None and not plan.program.is_asked_for_help:
         for note in final_notes(plan, [end.feature_use for end in agent.exits]):

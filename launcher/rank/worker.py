@@ -28,7 +28,7 @@ from headway.ipc.records import Crash, Frame, ScriptEnd
 from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
 from headway.launcher.diagnosis.stacks import BEFORE_SCRIPT, PACKAGE
-from headway.launcher.plan.program import RUNTIMES, finder_in
+from headway.launcher.plan.program import RUNTIMES, finder_in, interpreter
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -115,6 +115,8 @@ def run_program(
     if run is not None and run.library_hooks:
         import_hooks.hook_libraries()
     sys.argv = [name, *args]
+    # a script may start itself again with this command
+    sys.orig_argv = [*interpreter(), *["-m"] * (kind == "module"), *sys.argv]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
     stop = crash = None

@@ -604,6 +604,20 @@ def test_two_loops_over_one_loader_are_reported_but_not_an_iterator_that_is_crea
     assert notes(capsys).count("several loops") == is_reported
 
 
+def test_iterators_over_one_loader_that_take_turns_are_reported_and_looks_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loader = prepared()
+    loader.run.progress.note_use(resuming=True)
+    for _ in loader:
+        look = iter(loader)
+        next(look)
+        assert [*loader]
+    assert not notes(capsys)
+    assert [*zip(loader, loader, strict=True)]
+    assert notes(capsys).count("two iterators over one DataLoader take turns") == 1
+
+
 @pytest.mark.parametrize("make", [Accelerator, CompatAccelerator])
 def test_a_checkpoint_names_the_epoch_that_it_is_in(make: Any, tmp_path: Path) -> None:
     accelerator = make(cpu=True)

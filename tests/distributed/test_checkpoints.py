@@ -166,8 +166,30 @@ def save_aside() -> list[str]:
         with pytest.raises(CheckpointError) as refused:
             accelerator.save_state("other")
         assert str(refused.value.problems[0].where).endswith("/there")
+    require_that_all_fail_if_one_does_around_hooks(accelerator, model)
     accelerator.save_state("sharded_step", wait=False)
     return state_of(model, optimizer)
+
+
+def require_that_all_fail_if_one_does_around_hooks(accelerator: Accelerator, model: Any) -> None:
+    def fail_on_rank_1(*_: Any, **__: Any) -> None:
+        if RANK == 1:
+            raise RuntimeError("on rank 1")
+
+    accelerator.save_state("whole step")
+    for hook in (fail_on_rank_1, lambda *_: None):
+        save = accelerator.register_save_state_pre_hook(hook)
+        load = accelerator.register_load_state_pre_hook(fail_on_rank_1)
+        with pytest.MonkeyPatch.context() as patch:
+            if RANK == 1:  # before the hooks
+                patch.setattr(model, "state_dict", fail_on_rank_1)
+            with pytest.raises(CheckpointError, match="on rank 1") as refused:
+                accelerator.save_state("other")
+        assert f"rank 1, {__file__}" in refused.value.problems[0].where
+        with pytest.raises(CheckpointError, match="on rank 1"):
+            accelerator.load_state("whole step")
+        save.remove()
+        load.remove()
 
 
 def require_that_it_trains_meanwhile(

@@ -28,14 +28,13 @@ ALLOWED = {  # what may differ from plain python, and why
     "one process": {"environ"},
     "forked": {
         "environ",
-        "sys.orig_argv",  # the server's
         "faulthandler",  # on, for the report of a crash
         "sys.meta_path",  # what joins a library once the script imports it
         "warnings.filters",  # those of torch and numpy are there before the script imports them
         "torch and numpy",  # numpy is; torch is not
         "streams",  # pipes to the launcher, unbuffered; compared by themselves below
     },
-    "fresh": {"environ", "sys.orig_argv", "streams", "faulthandler", "sys.meta_path"},
+    "fresh": {"environ", "streams", "faulthandler", "sys.meta_path"},
 }
 
 VARIABLES = {  # what the launcher may add to the environment

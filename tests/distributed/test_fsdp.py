@@ -148,6 +148,7 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
             torch.optim.SGD(alone.parameters(), lr=1.0)
         ),
         "sharded and other parameters": mixed,
+        "part of the weights": lambda: accelerator.save(model.state_dict(), "part.pt"),
         "parameters from before, norm": lambda: accelerator.clip_grad_norm_(before, 1.0),
         "parameters from before, value": lambda: accelerator.clip_grad_value_(before, 1.0),
         "parameters from before, loss": lambda: accelerator.backward(before[0].sum()),

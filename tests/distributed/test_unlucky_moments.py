@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headway.history.record import read_all
@@ -169,6 +170,11 @@ def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_
     wait_for_lines(process, awaited)
     wait_until(lambda: len(list(Path.cwd().glob("importing_*"))) == 2, process)
     importing = list(Path.cwd().glob("importing_*"))
+    if not is_both:  # a suspended server would not reply
+        pids = {int(path.name.rpartition("_")[2]) for path in importing}
+        server = psutil.Process(*pids - {process.pid})
+        server.suspend()
+        wait_until(lambda: server.status() != psutil.STATUS_STOPPED, process)
     process.send_signal(number)
     _, errors = finished(process, 128 + number)
     assert errors == f"headway: {said}\n"

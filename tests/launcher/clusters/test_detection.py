@@ -251,6 +251,14 @@ COUNTED = {
     "lsf": {"LSB_DJOB_HOSTFILE": "hosts"},
     "lsf_list": {"LSB_HOSTS": "n1 n1 n2"},
     "lsf_counts": {"LSB_MCPU_HOSTS": "n1 4 n2 4"},
+    "grid_engine": {"PE_HOSTFILE": "hosts"},
+    "oar": {"OAR_NODEFILE": "hosts"},
+    "cobalt": {"COBALT_NODEFILE": "hosts"},
+    "htcondor": {"_CONDOR_NPROCS": "2", "_CONDOR_PROCNO": "1"},
+    "google_batch": {"BATCH_HOSTS_FILE": "hosts"},
+    "azure_batch": {"AZ_BATCH_NODE_LIST": "n1;n2"},
+    "volcano": {"VC_WORKER_NUM": "2", "VC_TASK_INDEX": "1"},
+    "leader_worker_set": {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"},
     "lightning": {"NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "9", "WORLD_SIZE": "4"},
 }
 """Processes that are one of several, by the rows of the table; `hosts` names n1 and n2."""
@@ -262,7 +270,8 @@ COUNTED = {
 def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_alone(
     name: str,
 ) -> None:
-    Path("hosts").write_text("n1\nn1\nn2\n")
+    more = " 8 all.q UNDEFINED" * (name == "grid_engine")
+    Path("hosts").write_text(f"n1{more}\nn1{more}\nn2{more}\n")
     environ, row = COUNTED[name], NUMBERINGS[name]
     if name in ("torchrun", "mpi", "slurm", "skypilot", "ranked"):
         settings = settings_in(environ)
@@ -280,7 +289,8 @@ def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_al
         assert place(settings_in(environ, **alone)) == (1, 0, None, None)
     typed = settings_in(environ, num_machines="2", main_address="a")
     assert place(typed) == (2, None, "a", 29500)
-    one = {"sagemaker": '["algo-1"]', "pbs": "elsewhere", "lsf": "elsewhere"}.get(name, "1")
+    is_file = environ.get(row.size) == "hosts"
+    one = '["algo-1"]' if name == "sagemaker" else "elsewhere" if is_file else "1"
     assert place(settings_in({**environ, row.size: one})) == (1, 0, None, None)
     if row.rank and name != "sagemaker":
         with pytest.raises(ConfigError, match="is 'abc', not a whole number"):

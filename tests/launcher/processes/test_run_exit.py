@@ -111,6 +111,7 @@ def test_how_a_run_ends(ends: list[RankExit], known: dict[str, Any], code: int, 
     ending = run_exit_of(RunOutcome(ends, 2, **known))
     report = ending.remote_failure or ending.failure
     assert ending.code == code
+    assert ending.is_saved == (ends == exits(75, 75) and (code, shown) == (130, ""))
     if ending.line or report is None:
         assert ending.line == shown
     else:
