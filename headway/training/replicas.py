@@ -14,7 +14,7 @@ from headway.devices.table import kind_of
 from headway.distributed.call_barrier import call_barrier, final_barrier, has_real_ranks
 from headway.distributed.collectives import gather_same_shape
 from headway.errors import Code, UsageError
-from headway.ipc.stderr import log_once, named
+from headway.ipc.stderr import log, log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.strategies.ddp import PASSES
 from headway.training.training import Training, are_prepared
@@ -127,7 +127,7 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
     accumulation = training.accumulation
     accumulates = accumulation.is_open or accumulation.most_backward > 1
     if accumulation.has_gradients and accumulates and ranks.rank == 0:
-        log_once("note: the run ends within an optimizer step: its last gradients were not used")
+        log("note: the run ends within an optimizer step: its last gradients were not used")
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
         log_once(
             f"note: nothing was passed to prepare(): each of the {ranks.world_size} ranks did all"

@@ -49,7 +49,7 @@ class Training:
     def __post_init__(self) -> None:
         self.progress = process_progress()
         self.run = LoaderSet(self.progress)
-        self.run.num_pending = lambda: self.accumulation.num_backward
+        self.run.num_pending = self._num_pending
 
     # ------------------------------------------------------------------ objects
 
@@ -161,6 +161,9 @@ class Training:
     def count_epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs; see `ResumedRun.epochs`."""
         return self.run.count_epochs(total, [loader.epochs for loader in self.loaders])
+
+    def _num_pending(self) -> int:
+        return self.accumulation.num_backward
 
     @property
     def has_trained_epochs(self) -> bool:
