@@ -66,6 +66,10 @@ def main(argv: Sequence[str]) -> int:
         log(f"{named([*known])} of run {record.name} printed nothing")
         return 0
     if not tails:
+        has_started = record.end is None or record.attempts
+        if record.start.supervised is not None and not has_started:
+            log(f"run {record.name} ended before its ranks started")
+            return 0
         of = "" if rank is None else f" of rank {rank}"
         what = f"the output{of} of run {record.name} is not kept in files or in its record"
         raise ConfigError(what, where=record.path, fix=_FIX, code=Code.NO_RUN)

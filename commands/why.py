@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-
 from collections.abc import Sequence
 from pathlib import Path
 

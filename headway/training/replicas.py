@@ -202,8 +202,8 @@ def note_unused(training: Training) -> None:
     draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
     if training.strategy.data_size > 1 and not draws_own:
         training.progress.log_note(
-            f"no prepared DataLoader yielded a batch: all {ranks.world_size} ranks train on"
-            f" the same samples, unless the script draws different ones; fix: {_PREPARE}; or,"
+            "no prepared DataLoader yielded a batch: unless the script draws different samples on"
+            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}; or,"
             " if the script draws its own batches, call set_seed(1, device_specific=True)",
         )
 

@@ -182,6 +182,8 @@ def test_logs_of_ranks_that_printed_nothing_say_so_where_that_is_known() -> None
     assert run("logs") == (0, f"headway: ranks 0-1 of run {quiet} printed nothing\n")
     write_run(tails={0: ("",)}, origins={"debug_rank": "flag --debug-rank"})
     assert run("logs")[0] == 2
+    early = write_run(130, supervised="--supervise").name
+    assert run("logs") == (0, f"headway: run {early} ended before its ranks started\n")
     write_run()  # plain Python, without a launcher
     assert run("logs")[0] == 2
 
