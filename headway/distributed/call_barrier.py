@@ -29,6 +29,7 @@ from headway.errors import Code, UsageError
 from headway.ipc.process_groups import has_exited, process_address, read_groups
 from headway.ipc.progress import process_progress
 from headway.ipc.records import HEADWAY_GROUP, Collective, Group
+from headway.ipc.stderr import named
 from headway.ipc.step_clock import SYNC
 
 _CHECK_EVERY_S = 0.5  # interval for checking the other ranks' positions, per _RANKS_PER_CHECK ranks
@@ -166,6 +167,18 @@ def script_location(frame: FrameType | None = None) -> str:
     return found
 
 
+def _late(mine: RankCall, everyone: list[RankCall]) -> UsageError:
+    late = [rank for rank, other in enumerate(everyone) if other.number < mine.number]
+    late = late or [*range(len(everyone))]  # the last one has just arrived
+    return UsageError(
+        f"{named(late)} did not reach {mine.call} within the timeout of {group_timeout()}",
+        where=script_location() or f"rank {rank_and_size()[0]}",
+        fix="if the ranks need longer, pass Accelerator(kwargs_handlers="
+        "[InitProcessGroupKwargs(timeout=timedelta(hours=1))])",
+        code=Code.CALLS_DIFFER,
+    )
+
+
 def _barriers() -> _CallBarriers | None:
     global current
     if rank_and_size()[1] == 1:
@@ -229,6 +242,8 @@ class _CallBarriers:
                     missing = self._missing_ranks(mine, everyone)
                     if final and all(everyone[rank].has_left for rank in missing):
                         return everyone
+                    if not missing:
+                        raise _late(mine, everyone)
                     raise self._error(call, everyone, missing[0])
                 outcome = self._store.get(go)
             self.number = mine.number
@@ -253,7 +268,7 @@ class _CallBarriers:
                 self._has_reported = False
 
     def _wait(self, mine: RankCall, key: str) -> list[RankCall] | None:
-        """Wait until a key is set; if a rank cannot arrive, return the ranks' positions.
+        """Wait until a key is set; if a rank cannot arrive or is late, return the ranks' positions.
 
         The store is polled, because torch logs a warning whenever its own wait times out.
         """
@@ -263,7 +278,7 @@ class _CallBarriers:
         while not self._store.check([key]):
             now = time.monotonic()
             if now - began_at > limit.total_seconds():
-                raise dist.DistStoreError(f"{mine.call}: not all ranks arrived within {limit}")
+                return self._all_ranks(mine)
             if now >= check_at:
                 everyone = self._all_ranks(mine)
                 if self._missing_ranks(mine, everyone) and not self._store.check([key]):

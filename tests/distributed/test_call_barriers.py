@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,16 @@ def test_a_rank_that_exits_without_a_word_and_a_child_of_a_rank_are_named() -> N
     assert "rank 0 is waiting in wait_for_everyone(), but rank 1 has left" in done.stderr
     assert re.search(r"rank 0 is process \d+, but process \d+ has the same RANK", done.stdout)
     assert "set another MASTER_PORT for each job" in done.stdout
+
+
+@with_ranks(3, long=(2,))
+def test_ranks_that_are_later_than_the_timeout_are_named() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.wait_for_everyone()
+    if RANK == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(call_barrier, "group_timeout", lambda: timedelta(seconds=0.2))
+            with pytest.raises(UsageError, match=r"ranks? 1.* did not reach .* within") as late:
+                accelerator.wait_for_everyone()
+        assert "InitProcessGroupKwargs(timeout=" in late.value.problems[0].fix
+    dist.barrier()
