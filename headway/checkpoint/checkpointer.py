@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,7 +250,7 @@ class Checkpointer:
             checkpoint = SavedState(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)
             models = self.training.inner_models
-            agree(lambda: [hook(models, str(folder)) for hook in self._load_hooks.values()])
+            agree(lambda: _call(self._load_hooks, models, str(folder)))
             agree(lambda: checkpoint.check_models(models))
             checkpoint.apply(models)
         self.has_state = True
@@ -293,10 +293,6 @@ class Checkpointer:
 
         models, weights = self.training.inner_models, agree(self._weights)
 
-        def call_hooks() -> None:
-            for hook in self._save_hooks.values():
-                hook(models, weights, str(folder))
-
         def require_same_names() -> None:
             if [[*weight] for weight in weights] != saved:
                 raise UsageError(
@@ -307,7 +303,7 @@ class Checkpointer:
                     code=Code.MODELS_DIFFER,
                 )
 
-        agree(call_hooks)
+        agree(lambda: _call(self._save_hooks, models, weights, str(folder)))
         training = self.training
         if not (training.strategy.shards or any(map(model_has_dtensor, training.models))):
             return weights if self.training.world.is_main else []
@@ -392,6 +388,11 @@ def _given(folder: Folder, method: str) -> Path:
             code=Code.NO_FOLDER,
         )
     return Path(folder).expanduser()
+
+
+def _call(hooks: Mapping[int, Callable[..., Any]], *args: Any) -> None:
+    for hook in hooks.values():
+        hook(*args)
 
 
 def _register(hooks: OrderedDict[int, Callable[..., Any]], hook: Any) -> RemovableHandle:

@@ -272,7 +272,8 @@ def prune(
     if not named <= times.keys():
         times = {**{each.path: each.saved_at for each in checkpoints_in(folder)}, **times}
     own = [path for path in named & times.keys() if not path.is_symlink()]
-    return {path: remove(path) for path in sorted(own, key=times.__getitem__)[: -max(keep, 1)]}
+    own.sort(key=lambda path: (times[path], path))
+    return {path: remove(path) for path in own[: -max(keep, 1)]}
 
 
 def leftovers_in(folder: Path) -> list[Path]:

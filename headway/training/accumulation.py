@@ -16,7 +16,6 @@ from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler, check_entries, check_range
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
-from headway.ipc.stderr import log_once
 
 
 @dataclass
@@ -141,6 +140,7 @@ class Accumulation:
         self.num_backward = 0  # backward passes since the gradients were used or dropped
         self.most_backward = 0  # of an optimizer step
         self.resumed_backward = 0  # `num_backward` when the run resumed within an epoch
+        self.report: Callable[[str], object] = bool  # logs a note once, on rank 0
 
     @property
     def is_open(self) -> bool:
@@ -156,8 +156,8 @@ class Accumulation:
         """Begin the next optimizer step; after a resume, compare the number of backward passes."""
         if self.num_backward > self.most_backward:
             is_whole = 0 < self.most_backward <= self.num_backward - self.resumed_backward
-            if self.resumed_backward and is_whole and rank_and_size()[0] == 0:
-                log_once(COUNTED)
+            if self.resumed_backward and is_whole:
+                self.report(COUNTED)
             self.most_backward = self.num_backward
         self.num_backward = self.resumed_backward = 0
 

@@ -220,7 +220,11 @@ def note_raw_optimizer(training: Training) -> None:
 
 
 def note_not_stepped(training: Training) -> None:
-    """Log once, on rank 0, if gradients were computed but no prepared optimizer has stepped."""
+    """Log once, on rank 0, if gradients were computed but no prepared optimizer has stepped.
+
+    Without a prepared optimizer, this is reported for sharded models only: an optimizer of other
+    models may be the script's own.
+    """
     passes = training.accumulation.num_backward
     if training.steps_done or not training.world.is_main:
         return
@@ -228,8 +232,7 @@ def note_not_stepped(training: Training) -> None:
         training.progress.log_note(
             f"no optimizer was prepared before {passes} backward passes: one that was created"
             " before prepare(model) has other weights than the sharded model, so it trains nothing;"
-            " fix:"
-            " model, optimizer = accelerator.prepare(model, optimizer)"
+            " fix: model, optimizer = accelerator.prepare(model, optimizer)",
         )
     elif training.optimizers:
         training.progress.log_note(

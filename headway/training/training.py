@@ -50,6 +50,7 @@ class Training:
         self.progress = process_progress()
         self.run = LoaderSet(self.progress)
         self.run.num_pending = self._num_pending
+        self.accumulation.report = self.run.report
 
     # ------------------------------------------------------------------ objects
 

@@ -20,15 +20,8 @@ CHANGE_NOTHING = {
     *("headway", "accelerate", "torchrun", "squeue", "sinfo", "dmesg", "nvidia-smi", "ip", "ssh"),
     "openssl",  # rand
     *("cd", "export", "unset", "ulimit", "fg"),  # the user's own shell
-    *(
-        "pip",
-        "conda",
-        "uv",
-        "arch",
-        "docker",
-        "git",
-        "jupyter",
-    ),  # packages, and files beside those there
+    *("pip", "conda", "uv", "arch", "docker", "jupyter"),  # packages, and files beside those there
+    "git",  # log
 }
 ONLY = {
     "chmod": "chmod o-w {0}",  # a profile, which the user selects

@@ -333,6 +333,13 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
         for _ in range(100):
             accelerator.backward(model(DATA).sum())
 
+    def unprepared() -> None:
+        accelerator = Accelerator(strategy="fsdp")
+        model = accelerator.prepare(torch.nn.Linear(2, 1))
+        for _ in range(2):
+            accelerator.backward(model(DATA).sum())
+        accelerator.end_training()
+
     trainings: dict[Callable[[], object], str] = {
         raw_optimizer: "accumulate() was called without a prepared optimizer",
         not_entered: "outside of accelerator.accumulate(model)",
@@ -340,6 +347,8 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
         not_stepped: "no prepared optimizer has stepped in 100 backward passes",
         partial(both, lambda of: ConstantLR(of)): "scheduler that was not passed to prepare()",
     }
+    if WORLD > 1:  # one rank shards nothing
+        trainings[unprepared] = "no optimizer was prepared before 2 backward passes"
     for training, told in trainings.items():
         process_progress().num_trained = 0
         stderr._logged.clear()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in, leftovers_in
-from headway.checkpoint.manifest import NAME, verify
+from headway.checkpoint.loading import load_checkpoint
+from headway.checkpoint.manifest import FORMAT, NAME, verify
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration, set_seed
 from tests.data.streams import StatefulStream, Stream
@@ -53,6 +55,28 @@ def saved_at(step: int, folder: Path, **options: Any) -> Training:
             if count == step:
                 run.accelerator.save_state(str(folder))
     return run
+
+
+def fields_of(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the keys and lengths in a checkpoint, except below the states of torch's objects."""
+    if path.endswith((".state", ".hyperparameters")) or isinstance(value, (str, torch.Tensor)):
+        yield path
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from fields_of(part, f"{path}.{key}")
+    elif isinstance(value, Sequence):
+        yield f"{path}[{len(value)}]"
+        for part in value:
+            yield from fields_of(part, f"{path}[]")
+    else:
+        yield path
+
+
+def test_a_checkpoint_with_other_fields_has_another_format(tmp_path: Path) -> None:
+    saved_at(3, tmp_path / "saved")
+    loaded = load_checkpoint(tmp_path / "saved")
+    fields = {*fields_of(loaded.shared), *fields_of(loaded.own)}
+    assert (FORMAT, crc32("\n".join(sorted(fields)).encode())) == (13, 1580631003), sorted(fields)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
