@@ -37,6 +37,11 @@ def origin_of(variable: str, reason: str = "") -> Origin:
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
+def entry_of(environ: Environ, variable: str) -> Entry:
+    """Return the value of `variable` as a setting; raise KeyError if it is not set."""
+    return Entry(environ[variable], origin_of(variable))
+
+
 def invalid(variable: str, what: str, fix: str = FIX) -> Entries:
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=("num_machines",))
     return {"num_machines": Entry("1", origin_of(variable), problems=(problem,))}

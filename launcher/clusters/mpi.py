@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from headway.ipc.numbering import NUMBERINGS, Environ
 from headway.ipc.run_contract import Ranks
-from headway.launcher.clusters.kinds import ClusterKind, origin_of, port_from, unreadable
+from headway.launcher.clusters.kinds import ClusterKind, entry_of, origin_of, port_from, unreadable
 from headway.settings.profile import Entries, Entry
 
 _SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
@@ -41,23 +41,21 @@ def _settings_of(environ: Environ) -> Entries:
     local_size = int(environ[_LOCAL_SIZE])
     port = Entry(port_from(environ[_NAMESPACE]), origin_of(_NAMESPACE, "port derived from it"))
     if size == local_size:
-        count = Entry(str(size), origin_of(_LOCAL_SIZE))
         return {
             "num_machines": Entry("1", origin_of(_LOCAL_SIZE)),
-            "num_processes": count,
+            "num_processes": entry_of(environ, _LOCAL_SIZE),
             "main_port": port,
         }
-    job = ask_server()
+    job, reported = ask_server(), origin_of(_NAMESPACE, "reported by mpirun")
     entries = {
         "main_port": port,
-        "num_machines": Entry(str(job.num_nodes), origin_of(_NAMESPACE, "reported by mpirun")),
-        "machine_rank": Entry(str(job.node), origin_of(_NAMESPACE, "reported by mpirun")),
-        "main_address": Entry(job.first_host, origin_of(_NAMESPACE, "reported by mpirun")),
+        "num_machines": Entry(str(job.num_nodes), reported),
+        "machine_rank": Entry(str(job.node), reported),
+        "main_address": Entry(job.first_host, reported),
     }
     if job.num_nodes == size:
-        entries["machine_rank"] = Entry(environ[_RANK], origin_of(_RANK))
-        return entries
-    return {**entries, "num_processes": Entry(str(local_size), origin_of(_LOCAL_SIZE))}
+        return {**entries, "machine_rank": entry_of(environ, _RANK)}
+    return {**entries, "num_processes": entry_of(environ, _LOCAL_SIZE)}
 
 
 def _task(environ: Environ) -> Ranks | None:
@@ -83,10 +81,6 @@ MPI = ClusterKind(
 # ------------------------------------------------------------------ PMIx
 
 
-class PmixError(OSError):
-    """The PMIx server or its library is unavailable."""
-
-
 class MpiJob(NamedTuple):
     first_host: str  # of rank 0
     num_nodes: int
@@ -103,11 +97,11 @@ class _Value(ctypes.Structure):
 
 @cache  # one query per process
 def ask_server() -> MpiJob:
-    """Ask the PMIx server for the job's nodes, in about 40 ms; raise PmixError if that fails."""
+    """Ask the PMIx server for the job's nodes, in about 40 ms; raise OSError if that fails."""
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)
     if status:
-        raise PmixError(f"PMIx_Init returned {status}")
+        raise OSError(f"PMIx_Init returned {status}")
     try:
         return MpiJob(
             _get(library, me, 0, "pmix.hname"),
@@ -125,13 +119,13 @@ def _get(library: ctypes.CDLL, me: _Process, rank: int, key: str) -> Any:
         ctypes.byref(process), key.encode(), None, ctypes.c_size_t(0), ctypes.byref(found)
     )
     if status:
-        raise PmixError(f"PMIx_Get for {key} returned {status}")
+        raise OSError(f"PMIx_Get for {key} returned {status}")
     value = found.contents
     if value.type == _STRING:
         return ctypes.string_at(value.data[0]).decode()
     if value.type == _UINT32:
         return ctypes.c_uint32.from_buffer(value.data).value
-    raise PmixError(f"{key} has type {value.type}")
+    raise OSError(f"{key} has type {value.type}")
 
 
 def _load() -> ctypes.CDLL:
@@ -141,7 +135,7 @@ def _load() -> ctypes.CDLL:
             return ctypes.CDLL(path)
         except OSError as error:
             errors.append(str(error))
-    raise PmixError(errors[0])
+    raise OSError(errors[0])
 
 
 def _places() -> Iterator[str]:

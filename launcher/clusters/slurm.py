@@ -182,7 +182,6 @@ SLURM = ClusterKind(
 )
 
 
-_PLACE = ("machine_rank", "main_address")
 _STEP_OPTIONS = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
     *("SLURM_GPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_PTY_", "SLURM_CPU_BIND"),
@@ -209,7 +208,7 @@ def step_of(
     Raises ConfigError if the job has fewer machines than requested, and LaunchError if this process
     is in a step whose variables are missing.
     """
-    is_manual = any(settings.are_user_set(name) for name in _PLACE)
+    is_manual = any(settings.are_user_set(name) for name in ("machine_rank", "main_address"))
     if settings.cluster != SLURM.name or is_task(environ) or is_manual:
         return None
     allocation = allocation_of(environ)
@@ -246,7 +245,7 @@ def run_step(step: Step) -> NoReturn:
         raise LaunchError(
             f"cannot run srun to start the launch on {step.num_machines} machines of this job: "
             f"{error.strerror}",
-            where=f"{JOB_VARIABLE}={step.environment[JOB_VARIABLE]}",
+            where=f"{JOB_VARIABLE}={step.job}",
             fix="start the launch with srun outside the container, with --ntasks-per-node=1, or "
             "pass --num-machines 1 to run on this machine alone",
             code=Code.SLURM_STEP,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from headway.devices.table import OF_CLUSTERS, extensions
 from headway.errors import Code, Problem
 from headway.ipc.numbering import NUMBERINGS, PROCESS, UNKNOWN, Environ, Numbering
-from headway.launcher.clusters.kinds import ClusterKind, invalid, origin_of, unreadable
+from headway.launcher.clusters.kinds import ClusterKind, entry_of, invalid, origin_of, unreadable
 from headway.launcher.clusters.mpi import MPI
 from headway.launcher.clusters.slurm import SLURM
 from headway.settings.profile import Entries, Entry
@@ -37,9 +37,9 @@ def _ranked(environ: Environ) -> Entries:
     """Read RANK as the machine's rank if NPROC_PER_NODE is set; otherwise, RANK is ambiguous."""
     if _PROCESSES in environ:
         return {
-            "num_machines": Entry(environ["WORLD_SIZE"], origin_of("WORLD_SIZE")),
-            "machine_rank": Entry(environ["RANK"], origin_of("RANK")),
-            "num_processes": Entry(environ[_PROCESSES], origin_of(_PROCESSES)),
+            "num_machines": entry_of(environ, "WORLD_SIZE"),
+            "machine_rank": entry_of(environ, "RANK"),
+            "num_processes": entry_of(environ, _PROCESSES),
         }
     rank, size = environ["RANK"], environ["WORLD_SIZE"]
     what = (
@@ -86,7 +86,6 @@ LIGHTNING = ClusterKind(
     _lightning,
 )
 
-_NNODES = NUMBERINGS["torchrun"].size
 _NPROC = "PET_NPROC_PER_NODE"
 _DEVICES = {"gpu": "cuda", "cpu": "cpu", "xpu": "xpu"}
 _ENDPOINT = "PET_RDZV_ENDPOINT"
@@ -94,6 +93,7 @@ _VARIABLES = {
     "machine_rank": NUMBERINGS["torchrun"].rank,
     "main_address": "PET_MASTER_ADDR",
     "main_port": "PET_MASTER_PORT",
+    "num_machines": NUMBERINGS["torchrun"].size,
 }
 
 
@@ -105,9 +105,7 @@ def _derive(environ: Environ) -> Entries:
         processes = {"device": Entry(_DEVICES[text], origin_of(_NPROC))}
         if text == "cpu":  # torchrun starts one process per core
             processes["num_processes"] = Entry(str(os.cpu_count()), origin_of(_NPROC))
-    nodes = environ.get(_NNODES)
-    machines = {} if nodes is None else {"num_machines": Entry(nodes, origin_of(_NNODES))}
-    return {**processes, **machines, **_endpoint(environ)}
+    return {**processes, **_endpoint(environ)}
 
 
 def _endpoint(environ: Environ) -> Entries:
@@ -121,9 +119,7 @@ def _endpoint(environ: Environ) -> Entries:
 
 TORCHRUN = ClusterKind(
     "torchrun",
-    lambda environ: (
-        not environ.keys().isdisjoint((_NNODES, _NPROC, _ENDPOINT, *_VARIABLES.values()))
-    ),
+    lambda environ: not environ.keys().isdisjoint((_NPROC, _ENDPOINT, *_VARIABLES.values())),
     _VARIABLES,
     _derive,
     overrides=("kubernetes",),
@@ -145,17 +141,12 @@ def layer_of(environ: Environ, wanted: str, sets_num_machines: bool) -> Entries:
     `wanted` is the user's `cluster` setting, or `auto`; `sets_num_machines` is true if the user
     set num_machines.
     """
-    if wanted != AUTO:
-        row = row_of(wanted)
-        here = [row] if row.is_detected(environ) else []
-        if not here:
-            return {"cluster": _missing(wanted)}
-    else:
-        here = [row for row in CLUSTERS if row.is_detected(environ)]
-        if refused := _refused(environ):
-            return refused
+    rows = CLUSTERS if wanted == AUTO else [row_of(wanted)]
+    here = [row for row in rows if row.is_detected(environ)]
+    if wanted == AUTO and (refused := _refused(environ)):
+        return refused
     if not here:
-        return NOTHING
+        return NOTHING if wanted == AUTO else {"cluster": _missing(wanted)}
     first = here[0]
     entries = _entries(first, environ)
     is_number = entries.keys() == {"machine_rank"}  # every pod of an indexed Job has this variable
@@ -208,7 +199,7 @@ def _unsupported(row: Numbering, count: int, environ: Environ) -> Entries:
 
 def _entries(cluster: ClusterKind, environ: Environ) -> dict[str, Entry]:
     plain = {
-        setting: Entry(environ[variable], origin_of(variable))
+        setting: entry_of(environ, variable)
         for setting, variable in cluster.variables.items()
         if variable in environ
     }

@@ -17,7 +17,7 @@ from headway.ipc.run_contract import ALLOCATION_VARIABLE, Ranks
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.clusters import mpi
 from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer
-from headway.launcher.clusters.mpi import MpiJob, PmixError
+from headway.launcher.clusters.mpi import MpiJob
 from headway.settings.resolve import NOTHING
 from headway.settings.table import TABLE
 from tests.launcher.clusters.test_cluster import POD, place, settings_in
@@ -188,7 +188,7 @@ def test_a_server_of_mpirun_that_does_not_answer_is_no_matter_where_the_place_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent() -> MpiJob:
-        raise PmixError("PMIx_Init returned -25")
+        raise OSError("PMIx_Init returned -25")
 
     monkeypatch.setattr(mpi, "ask_server", silent)
     with pytest.raises(ConfigError, match="PMIx_Init returned -25"):
