@@ -46,8 +46,7 @@ def install(module: ModuleType) -> None:
     @wraps(fit)
     def hooked_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         run, ranks = read_run(), read_ranks() or Ranks()
-        # ranks that Lightning starts itself are not hooked
-        is_hooked = run is not None and self.world_size == ranks.world_size
+        is_hooked = self.world_size == ranks.world_size  # not ranks that Lightning starts itself
         if run is not None and self.world_size < ranks.world_size and ranks.rank == 0:
             log_once(
                 f"note: this Trainer has devices={self.num_devices}, so each of the"
@@ -57,9 +56,8 @@ def install(module: ModuleType) -> None:
         if run is None or not is_hooked or self.fast_dev_run or "://" in self.default_root_dir:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
-        given = bound.arguments.get("ckpt_path")
-        start = select_start(run, Path(self.default_root_dir), given, Path.exists)
-        bound.arguments["ckpt_path"] = given or start.path
+        start = select_start(run, Path(self.default_root_dir), bound.arguments.get("ckpt_path"))
+        bound.arguments["ckpt_path"] = start.path
 
         def process_dataloader(process: Callable[[Any], Any], loader: Any) -> Any:
             loader = process(loader)
@@ -149,8 +147,7 @@ class _Fit:
     def _save_and_exit(self) -> None:
         trainer = self.trainer
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
-        path = Path(folder or self._folder / "checkpoints")
-        path /= f"{_OWN}{trainer.global_step}.ckpt"
+        path = Path(folder or self._folder / "checkpoints", f"{_OWN}{trainer.global_step}.ckpt")
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
             for old in {*path.parent.glob(f"{_OWN}*.ckpt")} - {path}:

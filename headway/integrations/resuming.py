@@ -34,8 +34,6 @@ from headway.ipc.stderr import log, log_once
 from headway.ipc.typed import plain, read
 
 LIST = "_headway-checkpoints.json"  # newest last; Trainer's push_to_hub skips names with `_`
-STATE = "trainer_state.json"
-"""The file that transformers' Trainer writes last."""
 
 _trainings: Counter[str] = Counter()  # training runs started in this process, by output folder
 
@@ -55,13 +53,14 @@ class TrainingStart(NamedTuple):
 
 
 def select_start(
-    run: RunContract, folder: Path, given: str | bool | None, is_complete: Callable[[Path], bool]
+    run: RunContract, folder: Path, given: str | bool | None, last_file: str = ""
 ) -> TrainingStart:
     """Return how this process's next training run in `folder` starts.
 
     The script's own choice (`given`) takes precedence. Restarts and requeued jobs resume from the
     checkpoints of the job or, outside a job, of the launch. Otherwise, `--resume` applies; a path
-    in `--resume` applies only to the script's first training run in the folder.
+    in `--resume` applies only to the script's first training run in the folder. Checkpoints without
+    `last_file`, the file that the library writes last, are skipped.
 
     Raises:
         CheckpointError: `--resume latest` finds no checkpoint, or a path does not exist.
@@ -71,7 +70,7 @@ def select_start(
     upcoming = TrainerSave("", job_of() or str(run.began_at), number)
     if given not in (None, False):
         return TrainingStart(upcoming, str(given))
-    listed = [entry for entry in read_list(folder) if is_complete(Path(entry.path))]
+    listed = read_list(folder, last_file)
     own = [entry for entry in listed if entry.number == number]
     why = f"job {upcoming.owner} was requeued" if is_requeued() else ""
     why = "the ranks were restarted" if is_restart() else why
@@ -82,7 +81,7 @@ def select_start(
         line = f"{why} before a checkpoint was saved: starting from the beginning" if why else ""
         return TrainingStart(upcoming, None, line)
     if run.resume not in NEWEST:
-        own = _named(run, Path(run.resume), is_complete) if number == 1 else []
+        own = _named(run, Path(run.resume), last_file) if number == 1 else []
     elif not listed and run.resume != IF_ANY:
         raise CheckpointError(
             "no complete checkpoint to resume from",
@@ -96,8 +95,8 @@ def select_start(
     return TrainingStart(upcoming, None, f"no checkpoint in {folder}: starting from the beginning")
 
 
-def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[TrainerSave]:
-    listed = [entry for entry in read_list(path) if is_complete(Path(entry.path))]
+def _named(run: RunContract, path: Path, last_file: str) -> list[TrainerSave]:
+    listed = read_list(path, last_file)
     if not listed and is_absent(path):
         raise CheckpointError(
             "the checkpoint does not exist",
@@ -108,8 +107,8 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
     return listed or [TrainerSave(str(path))]
 
 
-def read_list(folder: Path) -> list[TrainerSave]:
-    """Return the folder's listed checkpoints that still exist, newest last.
+def read_list(folder: Path, last_file: str = "") -> list[TrainerSave]:
+    """Return the folder's listed checkpoints that still exist, with `last_file`, newest last.
 
     Raises:
         CheckpointError: the list cannot be read.
@@ -127,7 +126,7 @@ def read_list(folder: Path) -> list[TrainerSave]:
             code=Code.DAMAGED,
         ) from None
     found = (entry._replace(path=os.path.join(folder, entry.path)) for entry in listed)
-    return [entry for entry in found if not is_absent(entry.path)]
+    return [entry for entry in found if not is_absent(Path(entry.path, last_file))]
 
 
 def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
@@ -135,9 +134,8 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
     own = os.path.realpath(checkpoint.path)
     others = [entry for entry in read_list(folder) if os.path.realpath(entry.path) != own]
     within = [c._replace(path=os.path.relpath(c.path, folder)) for c in (*others, checkpoint)]
-    text = json.dumps(plain(within), indent=1)
     try:
-        write_atomic(str(folder / LIST), text, flushes=True)
+        write_atomic(str(folder / LIST), json.dumps(plain(within), indent=1), flushes=True)
     except OSError as error:
         what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
         log(f"note: {what}; to use the checkpoint, pass its path to --resume")

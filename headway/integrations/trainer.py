@@ -20,7 +20,6 @@ from headway.data.workers import with_shielded_workers
 from headway.distributed.world import rank_and_size
 from headway.errors import Code, UsageError
 from headway.integrations.resuming import (
-    STATE,
     TrainerPreemption,
     TrainingStart,
     add_to_list,
@@ -28,8 +27,9 @@ from headway.integrations.resuming import (
     replaced,
     select_start,
 )
-from headway.ipc.paths import is_absent
 from headway.ipc.run_contract import RunContract, read_run
+
+_STATE = "trainer_state.json"
 
 
 def install(module: ModuleType) -> None:
@@ -58,7 +58,7 @@ def install(module: ModuleType) -> None:
         if run is None or is_own:
             return train(self, resume_from_checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
-        start = select_start(run, folder, resume_from_checkpoint, is_complete)
+        start = select_start(run, folder, resume_from_checkpoint, _STATE)
         log_start("transformers' Trainer", start, folder)
         callback = _Callback(self, run, start)
         self.add_callback(callback)
@@ -70,10 +70,6 @@ def install(module: ModuleType) -> None:
             callback.stopping.release()
 
     trainer_class.train = hooked_train
-
-
-def is_complete(checkpoint: Path) -> bool:
-    return not is_absent(checkpoint / STATE)
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
@@ -108,8 +104,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stopping.progress.follow(state.global_step, state.max_steps, self._loss)
-        is_last_of_epoch = state.epoch == int(state.epoch)
-        if self.stopping.should_stop() and not is_last_of_epoch:
+        if self.stopping.should_stop() and state.epoch != int(state.epoch):  # not its last step
             self._save_and_stop(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -138,7 +133,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def save_full(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Save after rank 0 has removed an earlier state file from the folder."""
         if self._trainer.args.should_save:
-            (self._checkpoint() / STATE).unlink(missing_ok=True)
+            (self._checkpoint() / _STATE).unlink(missing_ok=True)
         self.stopping.barrier()
         save(*args, **kwargs)
 
