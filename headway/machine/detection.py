@@ -7,12 +7,16 @@ full snapshot adds `Machine.host` and each GPU's usage.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, CUDA, KINDS, MPS, extension_kinds
 from headway.machine.facts import Gpu, Machine, Torch
 from headway.machine.source import Source, cpu_quota, physical_cores
+
+_ASSIGNED_TEXT = r"""^(\w+) *(?::.*?)?= *['"](.+)['"]"""
+"""A line that assigns a string, such as `cuda: Optional[str] = '12.8'`; not one with None."""
 
 
 def detect_machine(
@@ -159,16 +163,8 @@ def _with_torch(machine: Machine, source: Source) -> Machine:
     """Add the installed torch version, read from its version.py without importing torch."""
     if machine.torch is not None:
         return machine
-    facts: dict[str, str] = {}
-    for line in source.torch_version_file().splitlines():
-        name, equals, value = line.partition("=")
-        if equals:
-            facts[name.split(":")[0].strip()] = value.strip().strip("'\"")
+    facts = dict(re.findall(_ASSIGNED_TEXT, source.torch_version_file(), re.MULTILINE))
     if "__version__" not in facts:
         return machine._replace(torch_reason="torch is not installed for this Python")
-    cuda, hip, xpu = (
-        None if facts.get(name, "None") == "None" else facts[name]
-        for name in ("cuda", "hip", "xpu")
-    )
-    torch = Torch(facts["__version__"], cuda, hip, xpu)
+    torch = Torch(facts["__version__"], *map(facts.get, ("cuda", "hip", "xpu")))
     return machine._replace(torch=torch, torch_reason="its version.py")

@@ -127,21 +127,21 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
         return _list(text[1:-1].removesuffix(",").split(","))
     if "," in text or re.match(_ITEM, text):
         return _list(text.removesuffix(",").split(","))
-    word, colon, number = text.partition(":")
-    if word == "idle" and colon and _is_number(number) and int(number) > 0:
-        return DeviceSpec(idle=int(number))
-    if word == "idle":
+    found = re.fullmatch(_COUNT, text)
+    count = int(found[2]) if found else 0
+    if text.partition(":")[0] == "idle" and not count:
         raise ValueError("the number of idle GPUs is missing: write idle:2")
-    if not _is_number(text):
+    if found is None:
         raise ValueError("not a count (2), a list (0,2 or 0-3), all or idle:2")
-    if int(text) == 0:
+    if not count:
         raise ValueError("selects no GPU: write `0,` for GPU 0, or --cpu for none")
-    return DeviceSpec(first=int(text))
+    return DeviceSpec(idle=count) if found[1] else DeviceSpec(first=count)
 
 
 # not compiled at import time, to keep launches fast
 _ITEM = r"\d+-|(GPU|MIG)-"
-_RANGE = r"([0-9]{1,4})-([0-9]{1,4})"
+_COUNT = r"(idle:)?([0-9]{1,4})"
+_RANGE = r"([0-9]{1,4})(?:-([0-9]{1,4}))?"
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
 _IS_SLICE = "it is a MIG slice, which is used only if devices contains its UUID"
@@ -160,11 +160,6 @@ def gpu_labels(gpus: Sequence[Gpu]) -> list[str]:
     return [f"GPU {index}" for index in range(len(gpus))]
 
 
-def _is_number(text: str) -> bool:
-    """Return whether the text is a number of at most four digits."""
-    return text.isascii() and text.isdecimal() and len(text) <= 4
-
-
 def _list(parts: Iterable[str]) -> DeviceSpec:
     named = [name for part in parts for name in _names(part.strip())]
     if len(set(named)) < len(named):
@@ -175,14 +170,12 @@ def _list(parts: Iterable[str]) -> DeviceSpec:
 
 
 def _names(text: str) -> list[Name]:
-    if _is_number(text):
-        return [int(text)]
     if re.fullmatch(_UUID, text):
         return [text]
     found = re.fullmatch(_RANGE, text)
     if found is None:
         raise ValueError(f"{text!r} is not a GPU index, a range or a UUID")
-    first, last = int(found[1]), int(found[2])
+    first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
         raise ValueError(f"the range {text!r} is descending; list the GPUs individually")
     return list(range(first, last + 1))

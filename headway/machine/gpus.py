@@ -166,15 +166,15 @@ class _NvidiaSmi:
         version = re.fullmatch(r"(\d+)\.(\d+)", answer.get("compute_cap", ""))
         word = answer.get("compute_mode", "").lower()
         mode = EXCLUSIVE if word == _SMI_IS_EXCLUSIVE else word
+        place = f"sys/bus/pci/devices/{answer.get('pci.bus_id', '').lower()[4:]}"
         gpu = Gpu(
             name="NVIDIA GPU" if name[:1] in ("", "[") else name,
             uuid=uuid if uuid.startswith("GPU-") else "",
             memory_bytes=_bytes(answer.get("memory.total", "")),
             capability=(int(version[1]), int(version[2])) if version else None,
             compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
+            local_cpus=self._source.read(f"{place}/local_cpulist").strip(),
         )
-        place = f"sys/bus/pci/devices/{answer.get('pci.bus_id', '').lower()[4:]}"
-        gpu = gpu._replace(local_cpus=self._source.read(f"{place}/local_cpulist").strip())
         if gpu.memory_bytes is None and gpu.capability in _UNIFIED:
             memory_bytes = memory_facts(self._source).get("MemTotal")
             gpu = gpu._replace(memory_bytes=memory_bytes, shares_memory=True)
