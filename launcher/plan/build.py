@@ -48,7 +48,7 @@ def build_plan(
     supervised = "--supervise is set" if supervise else None
     if needing is not None:
         supervised = f"{needing} is {settings.values[needing].value}"
-    if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
+    if supervised is None and settings.replace_accelerate == YES and program.is_python:
         in_process = True  # Accelerate must be replaced before the script's first line
     plan = LaunchPlan(
         program=program,
@@ -103,7 +103,7 @@ def _unhooked_reason(plan: LaunchPlan) -> str | None:
     settings = plan.settings
     if settings.library_hooks != YES:
         return settings.where("library_hooks")
-    if plan.program.kind == "program":
+    if not plan.program.is_python:
         return "the program is not a Python script"
     asked = any(settings.are_user_set(name) for name in ("library_hooks", "resume", "time_limit"))
     if asked or plan.supervised is not None or plan.in_process or plan.job:
@@ -122,7 +122,7 @@ def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem
             code=Code.LAUNCHER_IN_PROCESS,
             names=() if needing is None else (needing,),
         )
-    if plan.in_process and program.kind == "program":
+    if plan.in_process and not program.is_python:
         yield Problem(
             f"--in-process runs only Python, but --no-python runs {program.name} without Python",
             "flag --in-process; flag --no-python",

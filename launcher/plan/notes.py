@@ -27,7 +27,8 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
     settings, kind = plan.settings, kind_of(plan.settings.device)
     shards = settings.strategy in SHARDED
     is_sharded = shards and not plan.is_alone
-    recomputes = settings.activation_checkpointing != NO
+    is_hybrid = settings.strategy == HSDP and not plan.is_alone
+    uses_blocks = is_sharded or settings.activation_checkpointing != NO
     is_moved = not kind.is_numbered and settings.is_overridden("devices", "device")
     is_debugged = plan.supervised is not None and settings.debug_rank is not None
     conditions: tuple[tuple[Iterable[str], bool, str], ...] = (
@@ -35,25 +36,13 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
         (_of("machines"), plan.is_one_machine, "on one machine"),
         (_of("gpus"), is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
         (_of("ranks"), shards and plan.is_alone, "with one process: the model is not sharded"),
-        (
-            _of("hsdp"),
-            settings.strategy != HSDP or plan.is_alone,
-            "without strategy hsdp and several processes",
-        ),
+        (_of("hsdp"), not is_hybrid, "without strategy hsdp and several processes"),
         (_of("shards"), not is_sharded, "where the model is not sharded"),
-        (
-            _of("blocks"),
-            not (is_sharded or recomputes),
-            "without sharding or activation_checkpointing",
-        ),
+        (_of("blocks"), not uses_blocks, "without sharding or activation_checkpointing"),
         (("restart_delay",), settings.max_restarts == 0, "without max_restarts"),
         (("ranks", "output", "status", "hang_timeout"), is_debugged, "with debug_rank"),
         (("status",), settings.output == RAW, f"with output {RAW}"),
-        (
-            ("start_method", "replace_accelerate"),
-            plan.program.kind == "program",
-            "with --no-python",
-        ),
+        (("start_method", "replace_accelerate"), not plan.program.is_python, "with --no-python"),
     )
     where: dict[str, str] = {}  # the first condition for each setting
     for names, is_met, condition in conditions:

@@ -40,6 +40,10 @@ class Program(NamedTuple):
     is_stream: bool = False  # a pipe, terminal or descriptor, which only one process can read
 
     @property
+    def is_python(self) -> bool:
+        return self.kind != "program"
+
+    @property
     def is_asked_for_help(self) -> bool:
         return not {"-h", "--help"}.isdisjoint(self.args)
 

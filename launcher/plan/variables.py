@@ -8,6 +8,7 @@ from headway.devices.kind import numbers
 from headway.devices.table import CUDA, kind_of
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import (
+    ACCELERATE,
     ALLOCATION_VARIABLE,
     FLIGHT_RECORDER,
     KEY_VARIABLE,
@@ -59,15 +60,12 @@ def _contract(plan: LaunchPlan) -> Variables:
 
 def _accelerate(plan: LaunchPlan) -> Variables:
     """Set the variables that `accelerate launch` sets and that Accelerate's runtime reads."""
-    settings = plan.settings
+    settings, steps = plan.settings, "gradient_accumulation_steps"
+    changes = {variable: _from(settings, name) for name, variable in ACCELERATE.items()}
     on_cpu = str(settings.device == "cpu").lower()
-    changes = {
-        "ACCELERATE_USE_CPU": _from(settings, "device", on_cpu),
-        "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
-    }
-    steps = "gradient_accumulation_steps"
-    if settings.origin(steps).layer is not Layer.DEFAULT:  # overrides the script's argument
-        changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = _from(settings, steps)
+    changes[ACCELERATE["device"]] = _from(settings, "device", on_cpu)
+    if settings.origin(steps).layer is Layer.DEFAULT:  # does not override the script's argument
+        del changes[ACCELERATE[steps]]
     return changes
 
 

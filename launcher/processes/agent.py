@@ -259,7 +259,7 @@ class Agent(SimpleElasticAgent):
             self.output,
             self.watch,
             self.handler.round,
-            reports_exit=self.plan.program.kind != "program",
+            reports_exit=self.plan.program.is_python,
             debug_rank=settings.debug_rank,
             grace=grace_of(settings, self._environ),
             remote_failure=self.handler.remote_failure,

@@ -106,7 +106,7 @@ class Starter:
             "-c",
             worker.bootstrap_code("processes.server"),
             str(fd),
-            "program" if program.kind == "program" else settings.start_method,
+            settings.start_method if program.is_python else "program",
             str(settings.grace_period_s),
             _TITLE_SPACE,
             program.kind,
