@@ -47,16 +47,6 @@ RANK_VARIABLES = (
 )
 """torch's variables for a process's rank, set only by the launcher."""
 
-WORLD_OF_ONE = {
-    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
-    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
-    **dict.fromkeys(("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
-    **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
-    "ROLE_NAME": "headway",
-    "TORCHELASTIC_RUN_ID": "none",  # as torchrun does
-}
-"""The variables of a single rank, except for the store's address and port."""
-
 
 class RunContract(NamedTuple):
     """The resolved settings of the runtime, each with its origin.
@@ -94,6 +84,21 @@ class Ranks(NamedTuple):
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
+
+
+def rank_variables(ranks: Ranks, machine: int = 0, num_machines: int = 1) -> dict[str, str]:
+    """Return torch's variables for a rank of a run without restarts, except those of its store."""
+    values = {
+        **dict.fromkeys(("RANK", "ROLE_RANK"), ranks.rank),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), ranks.world_size),
+        "LOCAL_RANK": ranks.local_rank,
+        "LOCAL_WORLD_SIZE": ranks.local_world_size,
+        "GROUP_RANK": machine,
+        "GROUP_WORLD_SIZE": num_machines,
+        **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), 0),
+    }
+    names = {"ROLE_NAME": "headway", "TORCHELASTIC_RUN_ID": "none"}  # as torchrun does
+    return {name: str(value) for name, value in values.items()} | names
 
 
 def encode(run: RunContract) -> str:

@@ -13,9 +13,10 @@ from headway.ipc.run_contract import (
     FLIGHT_RECORDER,
     KEY_VARIABLE,
     RANK_VARIABLES,
-    WORLD_OF_ONE,
+    Ranks,
     RunContract,
     encode,
+    rank_variables,
 )
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
@@ -173,20 +174,12 @@ def _rank_variables(plan: LaunchPlan) -> Variables:
     """Set the variables of a single rank, or of a rank that the scheduler started."""
     task, settings = plan.task, plan.settings
     if plan.is_single_rank:
-        return {name: _from(settings, "num_processes", v) for name, v in WORLD_OF_ONE.items()}
+        alone = rank_variables(Ranks())
+        return {name: _from(settings, "num_processes", text) for name, text in alone.items()}
     if task is None:
         return {}
     origin = settings.origin("cluster")
-    rank, world_size = str(task.rank), str(task.world_size)
-    variables = {
-        **WORLD_OF_ONE,
-        **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
-        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), world_size),
-        "LOCAL_RANK": str(task.local_rank),
-        "LOCAL_WORLD_SIZE": str(task.local_world_size),
-        "GROUP_RANK": str(settings.machine_rank),
-        "GROUP_WORLD_SIZE": str(settings.num_machines),
-    }
+    variables = rank_variables(task, settings.machine_rank or 0, settings.num_machines)
     place = {
         "MASTER_ADDR": _from(settings, "main_address", settings.main_address or LOOPBACK),
         "MASTER_PORT": _from(settings, "main_port"),

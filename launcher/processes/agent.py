@@ -24,7 +24,7 @@ from headway.errors import ConfigError
 from headway.history.attempts import Attempts
 from headway.ipc import signals
 from headway.ipc.records import PROJECT, StepStats
-from headway.ipc.run_contract import CPUS_VARIABLE
+from headway.ipc.run_contract import CPUS_VARIABLE, Ranks, rank_variables
 from headway.ipc.stderr import log
 from headway.launcher.diagnosis.failures import (
     Failure,
@@ -341,20 +341,12 @@ class Agent(SimpleElasticAgent):
         super()._restart_workers(worker_group)
 
 
-def _rank_environment(
-    group: WorkerGroup, worker: Any, attempt: int, max_restarts: int
-) -> dict[str, str]:
+def _rank_environment(group: Any, worker: Any, attempt: int, max_restarts: int) -> dict[str, str]:
     """Return the environment variables that torchrun would also set for a rank."""
+    num_local = group.spec.local_world_size
+    ranks = Ranks(worker.global_rank, worker.local_rank, worker.world_size, num_local)
     return {
-        "RANK": str(worker.global_rank),
-        "LOCAL_RANK": str(worker.local_rank),
-        "WORLD_SIZE": str(worker.world_size),
-        "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
-        "GROUP_RANK": str(group.group_rank),
-        "GROUP_WORLD_SIZE": str(group.group_world_size),
-        "ROLE_NAME": group.spec.role,
-        "ROLE_RANK": str(worker.role_rank),
-        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        **rank_variables(ranks, group.group_rank, group.group_world_size),
         "MASTER_ADDR": str(group.master_addr),
         "MASTER_PORT": str(group.master_port),
         # the same on all machines, so that the ranks of one attempt use the same store keys
