@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from resource import RLIMIT_AS, RLIMIT_NOFILE, RLIMIT_NPROC
+from typing import TYPE_CHECKING, Any
 
 from headway.errors import MORE_PROCESSES, Code, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
@@ -36,10 +37,12 @@ _TITLE_SPACE = "-" * 60  # overwritten by the ranks' process titles
 _NOTICE_AFTER_S = 1.0  # most child processes of ranks have exited by then
 _MAX_NAMES = 8
 _NUM_FILES, _FILES_PER_RANK = 32, 8  # the launcher opens 25, and 7 per rank
-_LIMITS = {  # the limit behind an error, the shell's flag for it, and its unit
-    errno.EMFILE: (resource.RLIMIT_NOFILE, "-n", 1),
-    errno.EAGAIN: (resource.RLIMIT_NPROC, "-u", 1),
-    errno.ENOMEM: (resource.RLIMIT_AS, "-v", 1024),
+_FIXES: dict[int, tuple[Any, ...]] = {  # and the limit, the shell's flag for it, and its unit
+    errno.E2BIG: ("shorten the arguments or the environment",),
+    errno.EMFILE: ("raise the limit on open files: `ulimit -n 4096`", RLIMIT_NOFILE, "-n", 1),
+    errno.ENFILE: ("close other programs: the system-wide limit on open files has been reached",),
+    errno.EAGAIN: (MORE_PROCESSES, RLIMIT_NPROC, "-u", 1),
+    errno.ENOMEM: ("raise `ulimit -v`, start fewer ranks, or free memory", RLIMIT_AS, "-v", 1024),
 }
 
 
@@ -259,7 +262,7 @@ def require_resources(num_ranks: int) -> None:
 
     Otherwise, torch's store would abort this process, or hang.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, _ = resource.getrlimit(RLIMIT_NOFILE)
     if -1 < limit < _NUM_FILES + _FILES_PER_RANK * num_ranks:
         raise cannot_start(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     try:
@@ -274,16 +277,10 @@ def require_resources(num_ranks: int) -> None:
 
 
 def cannot_start(error: OSError) -> LaunchError:
-    fixes = {
-        errno.E2BIG: "shorten the arguments or the environment",
-        errno.EMFILE: "raise the limit on open files: `ulimit -n 4096`",
-        errno.ENFILE: "close other programs: the system-wide limit on open files has been reached",
-        errno.EAGAIN: MORE_PROCESSES,
-        errno.ENOMEM: "raise `ulimit -v`, start fewer ranks, or free some memory",
-    }
-    where = "the operating system"
-    if error.errno in _LIMITS:
-        limit, flag, unit = _LIMITS[error.errno]
+    where, default = "the operating system", ("reinstall Headway in a working Python",)
+    fix, *limits = _FIXES.get(error.errno or 0, default)
+    if limits:
+        limit, flag, unit = limits
         most, _ = resource.getrlimit(limit)
         if most != resource.RLIM_INFINITY:
             where += f"; `ulimit {flag}` is {most // unit}"
@@ -291,6 +288,6 @@ def cannot_start(error: OSError) -> LaunchError:
         f"the ranks cannot be started: {error.strerror}"
         + (f": {error.filename}" if error.filename else ""),
         where=where,
-        fix=fixes.get(error.errno or 0, "reinstall Headway in a working Python"),
+        fix=fix,
         code=Code.CANNOT_START,
     )
