@@ -20,11 +20,7 @@ PRECISIONS: Mapping[str, NumberFormat] = {
         "half the memory; a small range, so gradients are scaled", "float16", 1e-2
     ),
     "bf16": NumberFormat(
-        "half the memory, with the range of fp32",
-        "bfloat16",
-        5e-2,
-        capability=(8, 0),
-        fallback="fp16",
+        "half the memory, with the range of fp32", "bfloat16", capability=(8, 0), fallback="fp16"
     ),
 }
 """Precisions by the names used in profiles, flags and scripts."""

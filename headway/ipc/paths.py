@@ -98,14 +98,12 @@ def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
 
 
 def _has_pip(python: str) -> bool:
-    folders = sys.path
-    if python != sys.executable:
-        library = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")
-        folders = []
-        with suppress(OSError):
-            versions = [name for name in os.listdir(library) if name.startswith("python3")]
-            folders = [os.path.join(library, version, "site-packages") for version in versions]
-    return any(os.path.isdir(os.path.join(folder, "pip")) for folder in folders)
+    if python == sys.executable:
+        return any(os.path.isdir(os.path.join(folder, "pip")) for folder in sys.path)
+    from glob import escape, glob
+
+    prefix = escape(os.path.dirname(os.path.dirname(python)))
+    return bool(glob(f"{prefix}/lib/python3*/site-packages/pip/"))
 
 
 def installer_of(python: str) -> str:
