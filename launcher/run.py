@@ -214,8 +214,7 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
 
     from headway.launcher.rank import worker
 
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(environment)
     if not worker.is_path_safe():
         del sys.path[0]  # the folder of the `headway` command; the script's folder replaces it

@@ -18,12 +18,12 @@ from headway.ipc.forking import die_with_parent
 from headway.ipc.typed import decode
 from headway.launcher.remote.protocol import HostReply, LaunchEnd
 
-_OPTIONS = {
-    "BatchMode": "yes",  # no prompts, because a prompt would not name its host
-    "ConnectTimeout": "15",
-    "ServerAliveInterval": "5",  # a cut connection is noticed after 15 s
-    "ServerAliveCountMax": "3",
-}
+_OPTIONS = (
+    "-oBatchMode=yes",  # no prompts, because a prompt would not name its host
+    "-oConnectTimeout=15",
+    "-oServerAliveInterval=5",  # a cut connection is noticed after 15 s
+    "-oServerAliveCountMax=3",
+)
 _READY_WITHIN_S = 120.0  # Python may start slowly from a network file system
 CLOSE_WITHIN_S = 5.0  # for ssh to exit after its agent
 _REAPED_WITHIN_S = 1.0  # after SIGKILL
@@ -188,11 +188,10 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
     `mark` precedes each answer of the agent in the host's output. Raises MachineError if ssh is not
     installed here, and LaunchError if ssh cannot be started.
     """
-    options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
     here = os.getpid()
     try:
         process = await asyncio.create_subprocess_exec(
-            *("ssh", "-T", *options, host, f"exec {shlex.join(agent)}"),
+            *("ssh", "-T", *_OPTIONS, host, f"exec {shlex.join(agent)}"),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,

@@ -22,10 +22,7 @@ _ENDED = {  # squeue(1), "JOB STATE CODES"
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 }
-_PENDING = "PENDING"
-_RUNNING = "RUNNING"
 _NOTICE_AT = 2  # polls of a running job without its log, which shared folders show late
-_JOB_ID = re.compile(r"\d+(_\d+)?")
 
 _BODY = """\
 # the last job of an array has the id of the array
@@ -92,10 +89,8 @@ def sbatch_words(options: Mapping[str, str]) -> list[str]:
 
 def _directive(name: str, value: str) -> str:
     """Format an option for a batch script, quoted as in C; `value` must not contain line breaks."""
-    if not value:
-        return f"--{name}"
     if all(char.isalnum() or char in "@%+=:,./_-" for char in value):
-        return f"--{name}={value}"
+        return f"--{name}={value}" if value else f"--{name}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'--{name}="{escaped}"'
 
@@ -107,8 +102,7 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
     the script. The job inherits `environ`. Raises LaunchError if sbatch refuses the job, and
     MachineError if SLURM is not installed here.
     """
-    command = ["sbatch", "--parsable", *options]
-    done = _run(command, environ, script)
+    done = _run(["sbatch", "--parsable", *options], environ, script)
     if done.returncode != 0:
         raise LaunchError(
             f"SLURM refused the job: {_last_line(done.stderr)}",
@@ -121,7 +115,7 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
 
 def is_job_id(word: str) -> bool:
     """Return whether a word is the id of a job or of an array task, such as 12 or 12_3."""
-    return _JOB_ID.fullmatch(word) is not None
+    return re.fullmatch(r"\d+(_\d+)?", word) is not None
 
 
 def state_of(job: str) -> JobState:
@@ -176,7 +170,7 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
     ended_before = False
     while True:
         read_bytes += copy_new(state.log, read_bytes, write)
-        waits_for = state.reason if state.name == _PENDING else ""
+        waits_for = state.reason if state.name == "PENDING" else ""
         if waits_for not in (logged, "None"):
             log(f"job {job} is pending: {waits_for}" if waits_for else f"job {job} has started")
             logged, pause_s = waits_for, _MIN_POLL_S
@@ -184,7 +178,7 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
             if not os.path.exists(state.log):
                 log(f"the output of job {job} was not found: {_missing(state.log)}")
             return state
-        times_missed += state.name == _RUNNING and not os.path.exists(state.log)
+        times_missed += state.name == "RUNNING" and not os.path.exists(state.log)
         if times_missed == _NOTICE_AT:
             log(f"waiting for the output of job {job}: {_missing(state.log)}")
             times_missed += 1

@@ -20,14 +20,13 @@ from headway.ipc.signals import STOP_SIGNALS
 from headway.ipc.stderr import log
 from headway.ipc.typed import encode
 from headway.launcher.multinode.network import is_loopback
-from headway.launcher.remote import agents as connection
-from headway.launcher.remote.agents import AgentLink, connect
+from headway.launcher.remote import agents
+from headway.launcher.remote.agents import AgentLink
 from headway.launcher.remote.protocol import AgentSetup, HostReply, LaunchEnd, Signal, StartLaunch
 from headway.settings.setting import Hosts
 
 _NOTICE_AFTER_S = 1.0  # before a wait for hosts is reported
 _FAILURE_KNOWN_S = 10.0  # from a launch's failure until the other launches are stopped
-_STOPPED = 128 + signal.SIGTERM
 
 
 class RemoteLaunch(NamedTuple):
@@ -72,7 +71,7 @@ class _Run:
                 loop.add_signal_handler(number, self._stop, number, task)
         try:
             for host in self.launch.hosts:
-                link = await connect(host.name, self.launch.agent, self.launch.setup.mark)
+                link = await agents.connect(host.name, self.launch.agent, self.launch.setup.mark)
                 self.machines.append(link)
             found = await self._ask_hosts()
             await self._start(found)
@@ -99,7 +98,7 @@ class _Run:
 
     def _stops_within_s(self) -> float:
         """Return the time allowed to close the connections; it is short before launches start."""
-        return connection.CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
+        return agents.CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
 
     async def _close(self) -> None:
         """Close all connections in parallel, once the agents have stopped their launches."""
@@ -219,7 +218,7 @@ def _root_cause(
     """
     main = [ends[0]] if 0 in ends else []
     for end in (*main, *lost, *ends.values()):
-        is_consequence = end.exit_code == _STOPPED and bool(lost) and not is_stopped
+        is_consequence = end.exit_code == 128 + signal.SIGTERM and bool(lost) and not is_stopped
         if _is_failure(end) and not is_consequence:
             return end
     return max(ends.values(), key=lambda end: end.exit_code)  # 0 if no launch had anything to save
