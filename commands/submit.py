@@ -16,7 +16,7 @@ from headway.commands.flags import Parsed
 from headway.commands.remote_job import Relocated, RemoteJob, check_everywhere, job_args, relocate
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, HeadwayError, MachineError
-from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_path
+from headway.history.store import COPIED_FROM, Commit, git, read_commit
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import CODE_VARIABLE
 from headway.ipc.secrets import masked_command, masked_line, masked_pairs
@@ -93,7 +93,7 @@ def _snapshot(request: RemoteJob, settings: Settings, into: str, inherited: _Job
     program, folder, written = request.program, os.getcwd(), inherited.written
     if settings.snapshot == OFF:
         return Relocated(program, {})
-    script = script_path(program.kind, program.name)
+    script = program.path
     commit = read_commit(os.path.dirname(script) or folder)
     if commit is None:
         _note(request, f"the script is not in a git commit: {_LATE}")

@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import time
+from functools import cache
 
 from headway.errors import ConfigError
 from headway.history import store
@@ -31,7 +32,6 @@ class _Process:
     def __init__(self) -> None:
         self.series = StatsSeries()
         self.attempts = Attempts(0.0)
-        self.has_started = False
         self.exit_code: int | None = None  # None: unknown
         self.has_ended = False
 
@@ -48,13 +48,12 @@ def record_folder() -> str:
     return folder if pid == str(os.getpid()) else ""
 
 
+@cache
 def start(progress: Progress) -> None:
     """Record the step statistics and the exit of this process, unless a launcher records them."""
-    if _process.has_started or not record_folder():
-        return
-    _process.has_started = True
-    atexit.register(_record_python_exit, progress)
-    progress.report_to(_note)
+    if record_folder():
+        atexit.register(_record_python_exit, progress)
+        progress.report_to(_note)
 
 
 def _note(stats: StepStats) -> None:

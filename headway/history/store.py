@@ -60,7 +60,7 @@ class Launch(NamedTuple):
     is_rank: bool  # RANK, WORLD_SIZE, ... were set for the script
 
 
-def begin(path: str, start: Launch, diff_within_s: float = 20.0) -> dict[str, Any]:
+def begin(path: str, start: Launch, diff_within_s: float = _WITHIN_S) -> dict[str, Any]:
     """Write a run's initial record and return its fields; raise OSError if this fails."""
     folder = os.path.dirname(start.script) or start.folder
     copied = copied_commit(start.snapshot) if start.snapshot else None
@@ -88,11 +88,6 @@ def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
             is_env = name == TABLE["env"].variable
             found[name] = (masked_line(text) if is_env else masked(name, text))[:_VALUE]
     return found
-
-
-def script_path(kind: str, name: str) -> str:
-    """Return the path of a program's file; empty for a module."""
-    return os.path.abspath(name) if kind != "module" and os.path.isfile(name) else ""
 
 
 def packages(path: Iterable[str]) -> dict[str, str]:

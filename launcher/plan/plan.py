@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from headway._version import __version__
-from headway.history.store import Launch, copied_commit, script_path, variables_of
+from headway.history.store import Launch, copied_commit, variables_of
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import CODE_VARIABLE, Ranks
 from headway.ipc.secrets import masked, masked_command
@@ -123,8 +123,7 @@ def launch_record(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
-    script = script_path(program.kind, program.name)
-    name, arguments = program.name, program.args
+    name, arguments, script = program.name, program.args, program.path
     code = plan.inherited.get(CODE_VARIABLE, "")
     if code and (commit := copied_commit(code)) is not None:
         here = partial(_original_path, code, commit.root)

@@ -48,9 +48,15 @@ class Program(NamedTuple):
         return not {"-h", "--help"}.isdisjoint(self.args)
 
     @property
+    def path(self) -> str:
+        """The path of the program's file; empty for a module."""
+        is_file = self.kind != "module" and os.path.isfile(self.name)
+        return os.path.abspath(self.name) if is_file else ""
+
+    @property
     def text(self) -> bytes:
         """The script's text; empty if the program is not a script that can be read."""
-        if self.kind == "script" and not self.is_stream and os.path.isfile(self.name):
+        if self.kind == "script" and not self.is_stream and self.path:
             with suppress(OSError), open(self.name, "rb") as file:
                 return file.read(_MOST_READ)
         return b""
