@@ -12,10 +12,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from headway.commands.changes import Change
 from headway.commands.runs import command_line, duration, outcome, restarts, slow_rank, time_shares
 from headway.commands.tables import when
 from headway.errors import ConfigError
-from headway.history.changes import Change
 from headway.history.record import RunRecord
 from headway.ipc.records import METRICS, StepStats
 from headway.ipc.stderr import shown

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.commands import runs
+from headway.commands.changes import changes
 from headway.commands.flags import Parser
 from headway.commands.tables import when
 from headway.errors import Code, ConfigError
-from headway.history.changes import changes
 from headway.history.record import RunRecord, find, last_successful, read_all
 from headway.ipc.records import SAVED
 from headway.ipc.stderr import shown

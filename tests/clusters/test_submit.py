@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.history.changes import changes
+from headway.commands.changes import changes
 from headway.history.record import read_all
 from tests.clusters.slurm import Job, Slurm, wait_for
 from tests.distributed.launching import script

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.history.changes import changes
+from headway.commands.changes import changes
 from headway.history.record import last_successful, read_all
 from tests.history.runs import COMMIT, EDIT, PACKAGES, START, write_run
 
