@@ -18,7 +18,7 @@ from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log, shown
 from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan
-from headway.launcher.plan.plan import LaunchPlan, launch_record, summary
+from headway.launcher.plan.plan import LaunchPlan, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -267,6 +267,8 @@ def _run(launch: _Launch) -> int:
     is_quiet = launch.parsed.quiet or plan.reports_elsewhere
     start = None
     if plan.settings.record == ON and plan.is_first:
+        from headway.commands.launch_record import launch_record
+
         start = partial(launch_record, plan, [*launch.own, *launch.rest], os.getpid())
     try:
         return run(plan, environ, is_quiet=is_quiet, start=start)
