@@ -20,7 +20,7 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
 from headway.distributed.collectives import Reduction
-from headway.distributed.handler import Handlers, KwargsHandler, check_call, checked, checks
+from headway.distributed.handler import KwargsHandler, check_call, checked, checks
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
     tracking: Tracking
     checkpoints: Checkpointer
     preemption: Preemption
-    handlers: Handlers
+    handlers: dict[type[KwargsHandler], Any]
 
 
 @checks(but=("accumulate", "backward", "checkpoint", "log", "unwrap_model"))
@@ -543,7 +543,7 @@ class Accelerator(Process):
             >>> "aten::mm" in {event.key for event in profiler.key_averages()}
             True
         """
-        handler = profile_handler or self.parts.handlers.or_default(ProfileKwargs)
+        handler = profile_handler or self.parts.handlers[ProfileKwargs]
         return profiled(handler, self.process_index)
 
     @property

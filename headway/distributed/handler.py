@@ -194,29 +194,21 @@ class KwargsHandler:
         return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
 
-Handler = TypeVar("Handler", bound=KwargsHandler)
-
-
-class Handlers:
-    """The handlers of an Accelerator, at most one of each kind."""
-
-    def __init__(
-        self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
-    ) -> None:
-        self._by_kind: dict[type[KwargsHandler], KwargsHandler] = {}
-        for handler in handlers or ():
-            kind = next((kind for kind in kinds if isinstance(handler, kind)), type(handler))
-            names = [kind.__name__ for kind in kinds]
-            check_choice("Accelerator", names, kwargs_handlers=kind.__name__)
-            if kind in self._by_kind:
-                raise UsageError(
-                    f"kwargs_handlers contains {kind.__name__} twice",
-                    where="the script's Accelerator(...)",
-                    fix="merge their values into a single handler",
-                    code=Code.CONTRADICTION,
-                )
-            self._by_kind[kind] = handler
-
-    def or_default(self, kind: type[Handler]) -> Handler:
-        found = self._by_kind.get(kind)
-        return found if isinstance(found, kind) else kind()
+def handlers_by_kind(
+    handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
+) -> dict[type[KwargsHandler], Any]:
+    """Return an Accelerator's handler of each kind, by default one without changed fields."""
+    found: dict[type[KwargsHandler], Any] = {}
+    names = [kind.__name__ for kind in kinds]
+    for handler in handlers or ():
+        kind = next((kind for kind in kinds if isinstance(handler, kind)), type(handler))
+        check_choice("Accelerator", names, kwargs_handlers=kind.__name__)
+        if kind in found:
+            raise UsageError(
+                f"kwargs_handlers contains {kind.__name__} twice",
+                where="the script's Accelerator(...)",
+                fix="merge their values into a single handler",
+                code=Code.CONTRADICTION,
+            )
+        found[kind] = handler
+    return {kind: kind() for kind in kinds} | found

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
-from headway.distributed.handler import Handlers, check_range
+from headway.distributed.handler import KwargsHandler, check_range, handlers_by_kind
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import process_record
@@ -60,7 +60,7 @@ class AcceleratorSetup(NamedTuple):
     training: Training
     data: DataLoaderConfiguration
     project: ProjectConfiguration
-    handlers: Handlers
+    handlers: dict[type[KwargsHandler], Any]
     dynamo: TorchDynamoPlugin
     fsdp_plugin: FullyShardedDataParallelPlugin | None  # if models are sharded
     run: RunContract  # the settings of the launcher, overridden by the arguments
@@ -71,7 +71,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
     """Join the process group, and create the objects that the arguments and settings request."""
     check_range("Accelerator", 0, 2**32 - 1, seed=given.seed)
     _note_unread_variables()
-    handlers = Handlers(given.kwargs_handlers, HANDLERS)
+    handlers = handlers_by_kind(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
     accumulation = merge_accumulation(
         given.gradient_accumulation_steps, given.gradient_accumulation_plugin
@@ -85,15 +85,13 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
         resume=None if given.resume_from is None else os.fspath(given.resume_from),
         **merge_sharing(given),
     )
-    group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if given.cpu or given.device is not None else shared_world()
-    world = join_world(run.device if shared is None else shared.device, group)
+    device = run.device if shared is None else shared.device
+    world = join_world(device, handlers[InitProcessGroupKwargs])
     precision = precision_for(
         given.mixed_precision or shared_precision() or run.mixed_precision,
         world.device,
-        PrecisionSettings(
-            handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
-        ),
+        PrecisionSettings(handlers[AutocastKwargs], handlers[GradScalerKwargs]),
         where=str(run.origins.get("mixed_precision", CALL)),
     )
     methods = given.forward_methods
@@ -101,7 +99,7 @@ def set_up_accelerator(given: Arguments) -> AcceleratorSetup:
         world,
         given.strategy or run.strategy,
         StrategySettings(
-            ddp=handlers.or_default(DistributedDataParallelKwargs),
+            ddp=handlers[DistributedDataParallelKwargs],
             dynamo=dynamo,
             forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
             **{name: getattr(run, name) for name in SHARDING_SETTINGS if name != "strategy"},

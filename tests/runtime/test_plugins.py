@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
 from headway.checkpoint.loading import weights_in
-from headway.distributed.handler import Handlers
+from headway.distributed.handler import handlers_by_kind
 from headway.errors import UsageError
 from headway.precision.precision import Fp16, PrecisionSettings
 from headway.utils import (
@@ -55,8 +55,8 @@ def test_a_handler_derived_from_another_counts_as_that() -> None:
     class Own(AutocastKwargs):
         pass
 
-    handlers = Handlers([Own(enabled=False)], [AutocastKwargs])
-    assert not handlers.or_default(AutocastKwargs).enabled
+    handlers = handlers_by_kind([Own(enabled=False)], [AutocastKwargs])
+    assert not handlers[AutocastKwargs].enabled
 
 
 def test_handlers_for_several_ranks_have_nothing_to_do_with_one() -> None:
