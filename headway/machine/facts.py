@@ -254,18 +254,16 @@ class Machine(NamedTuple):
         """Why only some of the GPUs in CUDA_VISIBLE_DEVICES are visible; None if all are."""
         if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
             return None
-        shown, texts = len(self.visible_gpus), [text.strip() for text in self.mask.split(",")]
-        if not shown or not {*texts[shown:]} - {*_END_OF_MASK}:
-            read = zip(texts, (name for name, _ in self.named_gpus), strict=False)
-            for text, name in read:
-                if name.isdecimal() and not re.fullmatch(r"[+-]?\d+", text):
-                    return f"{self.mask_variable}={self.mask}: CUDA reads {text} as index {name}"
-            return None
-        entry = texts[shown] or "the empty entry"
-        return (
-            f"{self.mask_variable}={self.mask} is ignored from {entry} on: CUDA stops at the first "
-            "entry that is not an existing GPU"
-        )
+        names = [name for name, _ in self.named_gpus]
+        texts = [text.strip() for text in self.mask.split(",")]
+        ignored, value = texts[len(names) :], f"{self.mask_variable}={self.mask}"
+        if names and {*ignored} - {*_END_OF_MASK}:
+            stop = "CUDA stops at the first entry that is not an existing GPU"
+            return f"{value} is ignored from {ignored[0] or 'the empty entry'} on: {stop}"
+        for text, name in zip(texts, names, strict=False):
+            if name.isdecimal() and not re.fullmatch(r"[+-]?\d+", text):
+                return f"{value}: CUDA reads {text} as index {name}"
+        return None
 
     def best_device(self) -> tuple[str, str]:
         """Return the device for `auto` (possibly a GPU that torch cannot use) and the reason."""
@@ -367,20 +365,19 @@ def as_data(machine: Machine) -> dict[str, Any]:
 
 def load_machine(path: str) -> Machine:
     """Load the machine from a file written by `headway env --json`."""
-    key = ""
+    where = f"flag --machine, {path}"
     try:
         with open(path, encoding="utf-8") as file:
             return _machine_in(json.loads(file.read(_MAX_BYTES)))
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    except SchemaError as invalid:
-        key = invalid.place
-        reason = f"is not a valid machine snapshot: {invalid}"
     except (ValueError, RecursionError) as error:
         reason = f"is not a valid machine snapshot: {error}"
+        if isinstance(error, SchemaError) and error.place:
+            where += f", key {error.place}"
     raise ConfigError(
         f"{path!r} {reason}",
-        where=f"flag --machine, {path}" + f", key {key}" * bool(key),
+        where=where,
         fix="create one with `headway env --json > machine.json` on that machine",
         code=Code.UNREADABLE,
     )
