@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from headway.devices.kind import numbers
 from headway.machine.facts import Machine
@@ -26,9 +27,8 @@ _REINSTALL = (
 
 def with_mps(machine: Machine, source: Source) -> Machine:
     answers = query_sysctl(source)
-    machine = machine._replace(
-        macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
-    )
+    version = answers.get("kern.osproductversion", "")
+    machine = machine._replace(macos=version, gpus_reason="a Mac has no CUDA")
     obstacle, fix = _obstacle(machine, answers)
     chip = answers.get("machdep.cpu.brand_string", "chip unknown")
     reason = obstacle or f"Apple silicon ({chip})"
@@ -38,11 +38,9 @@ def with_mps(machine: Machine, source: Source) -> Machine:
 def query_sysctl(source: Source) -> dict[str, str]:
     """Return sysctl's values for the names in SYSCTL that exist."""
     command = ["/usr/sbin/sysctl", "-i", *SYSCTL]  # -i: skip unknown names
-    try:
-        lines = source.output_of(command).splitlines()
-    except OSError:
-        return {}
-    return dict(line.partition(": ")[::2] for line in lines)
+    with suppress(OSError):
+        return dict(line.partition(": ")[::2] for line in source.output_of(command).splitlines())
+    return {}
 
 
 def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str, str]:

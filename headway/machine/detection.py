@@ -128,9 +128,8 @@ def _with_cores(machine: Machine, source: Source) -> Machine:
     if 0 < (physical := physical_cores(source)) < cores:  # hyper-threading
         cores, kind = physical, "physical"
     if quota is not None and quota < cores:
-        return machine._replace(
-            cores=max(1, int(quota)), cores_reason=f"cgroup quota of {quota:g} cores"
-        )
+        reason = f"cgroup quota of {quota:g} cores"
+        return machine._replace(cores=max(1, int(quota)), cores_reason=reason)
     return machine._replace(cores=cores, cores_reason=f"{cores} {kind} core{'s' * (cores != 1)}")
 
 

@@ -386,7 +386,6 @@ def load_machine(path: str) -> Machine:
 def _machine_in(data: Any) -> Machine:
     version = data.pop("version", None) if isinstance(data, dict) else None
     if type(version) is not int or version != _FORMAT:
-        raise SchemaError(
-            "version", f"is {version!r}, but this version of Headway reads format {_FORMAT}"
-        )
+        what = f"is {version!r}, but this version of Headway reads format {_FORMAT}"
+        raise SchemaError("version", what)
     return read(Machine, data)

@@ -35,7 +35,7 @@ _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl"
 # output of nvidia-smi, which may change between versions
 _SMI_MIG_IS_ON = "Enabled"
-_SMI_IS_EXCLUSIVE = "exclusive_process"
+_SMI_MODES = {"exclusive_process": EXCLUSIVE, "prohibited": PROHIBITED}
 """Values of mig.mode.current and, in lower case, compute_mode. Source: man page, driver 525."""
 
 _SMI_UUID = r"UUID: (\S+)\)"
@@ -146,10 +146,9 @@ class _NvidiaSmi:
         """Return the rows with `width` cells, and nvidia-smi's error or the first invalid line."""
         lines, error = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-        odd = [
-            shown(line.strip()) for line, row in zip(lines, rows, strict=True) if len(row) != width
-        ]
-        return [row for row in rows if len(row) == width], error or "".join(odd[:1])
+        odd = [line for line, row in zip(lines, rows, strict=True) if len(row) != width]
+        fault = error or shown("".join(odd[:1]).strip())
+        return [row for row in rows if len(row) == width], fault
 
     def _query(self) -> tuple[list[dict[str, str]], str]:
         """Return each GPU's values of the fields that this driver supports, and the error."""
@@ -164,15 +163,13 @@ class _NvidiaSmi:
     def _gpu(self, answer: Mapping[str, str], error: str) -> Gpu:
         name, uuid = answer.get("name", ""), answer.get("uuid", "")
         version = re.fullmatch(r"(\d+)\.(\d+)", answer.get("compute_cap", ""))
-        word = answer.get("compute_mode", "").lower()
-        mode = EXCLUSIVE if word == _SMI_IS_EXCLUSIVE else word
         place = f"sys/bus/pci/devices/{answer.get('pci.bus_id', '').lower()[4:]}"
         gpu = Gpu(
             name="NVIDIA GPU" if name[:1] in ("", "[") else name,
             uuid=uuid if uuid.startswith("GPU-") else "",
             memory_bytes=_bytes(answer.get("memory.total", "")),
             capability=(int(version[1]), int(version[2])) if version else None,
-            compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
+            compute_mode=_SMI_MODES.get(answer.get("compute_mode", "").lower(), DEFAULT),
             local_cpus=self._source.read(f"{place}/local_cpulist").strip(),
         )
         if gpu.memory_bytes is None and gpu.capability in _UNIFIED:
@@ -245,10 +242,8 @@ def _amd_gpu(source: Source, node: str) -> Gpu | None:
     version = facts.get("gfx_target_version")  # 90010: gfx90a, 110000: gfx1100
     if not (version or facts.get("simd_count")):
         return None  # a CPU
-    banks = [
-        source.read(f"{KFD}/{node}/mem_banks/{bank}/properties")
-        for bank in source.names_in(f"{KFD}/{node}/mem_banks")
-    ]
+    folder = f"{KFD}/{node}/mem_banks"
+    banks = [source.read(f"{folder}/{bank}/properties") for bank in source.names_in(folder)]
     sizes = [int(size) for bank in banks for size in re.findall(r"size_in_bytes (\d+)", bank)]
     unique = facts.get("unique_id")  # 0 if the card has none
     name, capability = "AMD GPU", None

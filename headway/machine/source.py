@@ -62,8 +62,7 @@ class Source:
         """Return a tool's output; raise OSError if the tool hangs, or fails without any output."""
         import subprocess
 
-        if limit_s is None:  # importing torch takes longer than running a tool
-            limit_s = 120 if command[0] == sys.executable else 30
+        limit_s = limit_s or (120 if command[0] == sys.executable else 30)  # torch's import is slow
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         own: dict[str, Any] = {"start_new_session": True}  # to kill a wrapper's children too
         with collect_signals(*STOP_SIGNALS) as stops:  # until `tool` is set
@@ -100,13 +99,8 @@ class Source:
 
 def physical_cores(source: Source) -> int:
     """Return the number of physical cores that Linux lists; 0 if unknown."""
-    package, cores = "", set()
-    for line in source.read("proc/cpuinfo").splitlines():  # per thread, in this order
-        if line.startswith("physical id"):
-            package = line
-        elif package and line.startswith("core id"):
-            cores.add((package, line))
-    return len(cores)
+    of_a_thread = r"^(physical id.*)(?:\n.+)*?\n(core id.*)"  # a paragraph without empty lines
+    return len({*re.findall(of_a_thread, source.read("proc/cpuinfo"), re.MULTILINE)})
 
 
 def cpu_quota(source: Source) -> float | None:
@@ -137,11 +131,8 @@ def memory_limit(source: Source) -> int | None:
 
 def count_oom_kills(root: str = "/") -> int | None:
     """Return how many processes in this cgroup the OOM killer has killed; None if unknown."""
-    counts = list[int]()
-    for text in _texts(Source(root), "memory", "memory.events", "memory.oom_control"):
-        facts = dict(line.split()[:2] for line in text.splitlines())
-        counts += [int(facts[name]) for name in facts if name == "oom_kill"]
-    return max(counts, default=None)
+    texts = "\n".join(_texts(Source(root), "memory", "memory.events", "memory.oom_control"))
+    return max(map(int, re.findall(r"^oom_kill (\d+)$", texts, re.MULTILINE)), default=None)
 
 
 def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:
