@@ -114,11 +114,8 @@ def wake_on_child_exit() -> tuple[int, int]:
 
 def reap() -> Iterator[tuple[int, int]]:
     """Yield (pid, wait status) for each exited child; raise ChildProcessError if none is left."""
-    while True:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        yield pid, status
+    while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+        yield child
 
 
 def set_title(title: str) -> None:
