@@ -301,16 +301,14 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
         '1'
     """
     values = {key.upper(): str(value) for key, value in kwargs.items()}
-    before = {key: os.environ.get(key) for key in values}
+    before = {key: os.environ[key] for key in values if key in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+        for key in values:
+            os.environ.pop(key, None)
+        os.environ.update(before)
 
 
 @contextmanager
