@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
@@ -156,14 +157,12 @@ def last_barrier() -> tuple[Group, ...]:
 def script_location(frame: FrameType | None = None) -> str:
     """Return this thread's innermost line in the user's code or, if there is none, in a package."""
     found = ""
-    frame = frame or sys._getframe()
-    while frame is not None:
-        file = frame.f_code.co_filename
+    for caller, line in walk_stack(frame or sys._getframe()):
+        file = caller.f_code.co_filename
         if not file.startswith(_NOT_THE_SCRIPT):
-            found = found or f"{file}:{frame.f_lineno}"
+            found = found or f"{file}:{line}"
             if "-packages" not in file:
-                return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
+                return f"{file}:{line}"
     return found
 
 
