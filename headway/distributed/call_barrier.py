@@ -296,7 +296,11 @@ class _CallBarriers:
             return [RankCall()] * self._size
         found = [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
         # a rank on this machine may have exited without a report, for example with os._exit()
-        return [r._replace(has_left=r.has_left or bool(has_exited(r.process))) for r in found]
+        have_exited = [not r.has_left and has_exited(r.process) for r in found]
+        return [
+            r._replace(has_left=True, place="") if has_ended else r
+            for r, has_ended in zip(found, have_exited, strict=True)
+        ]
 
     def _exchange(self, mine: RankCall) -> list[RankCall]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
