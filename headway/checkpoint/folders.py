@@ -324,8 +324,11 @@ class SaveTimes:
 
     def prune(self, folder: Path, keep: int, start: str) -> None:
         """Remove checkpoints as the function `prune` does, without reading manifests again."""
-        for path in prune(folder, keep, start, self.known):
-            self.known.pop(path, None)
+        for path, is_complete in prune(folder, keep, start, self.known).items():
+            if is_complete:
+                self.known.pop(path, None)
+            else:
+                log_once(f"note: cannot remove the old checkpoint {shown(str(path))}")
 
 
 def paths_in(folder: Path) -> list[Path]:

@@ -40,7 +40,7 @@ def test_a_saved_checkpoint_is_listed_and_nothing_is_left_beside_it(tmp_path: Pa
 
 
 def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in (9, 10, 11):
         monkeypatch.setattr(time, "time", lambda now=1e9 - number: now)
@@ -53,6 +53,10 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         assert times.next(tmp_path / "other") > 1e9 - 9
         assert prune(tmp_path, 3, "checkpoint_") == {}
         times.prune(tmp_path, 2, "checkpoint_")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "remove", lambda path: False)  # as in another user's sticky folder
+        times.prune(tmp_path, 1, "checkpoint_")
+        assert f"cannot remove the old checkpoint {tmp_path}" in capsys.readouterr().err
     assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_10"]
     assert prune(tmp_path, 0) == {}
     assert [verify(checkpoint.path).step for checkpoint in checkpoints_in(tmp_path)] == [11]
