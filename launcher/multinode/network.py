@@ -157,7 +157,10 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
     try:
         return listening_socket(listening_host(address), port)
     except OSError:  # for example a router's address
-        log(f"note: main_address {address} is not on this machine; listening on all addresses")
+        log(
+            f"note: main_address {address} is not on this machine; listening on all addresses;"
+            " if this is not machine 0, pass another --machine-rank"
+        )
         return listening_socket("", port)
 
 
