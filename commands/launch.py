@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count, takewhile
@@ -15,6 +14,7 @@ from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.origin import Layer, Origin
+from headway.ipc.records import epoch_time
 from headway.ipc.stderr import log, shown
 from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan
@@ -63,7 +63,7 @@ class _Launch:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = argv
-        self.began_at = time.time()
+        self.began_at = epoch_time()
         self.here = dict(os.environ)
         self.parser = make_parser()
         self.problems: list[Problem] = []

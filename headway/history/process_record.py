@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from functools import cache
 
 from headway.errors import ConfigError
@@ -18,7 +17,7 @@ from headway.history import store
 from headway.history.attempts import Attempts
 from headway.history.record import MAX_TEXT, RunEnd, StatsSeries, read_record
 from headway.ipc.progress import Progress
-from headway.ipc.records import OutputPath, StepStats
+from headway.ipc.records import OutputPath, StepStats, epoch_time
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_text, secrets_among
 from headway.ipc.signals import shell_exit_code
@@ -58,7 +57,7 @@ def start(progress: Progress) -> None:
 
 def _note(stats: StepStats) -> None:
     _process.series.note(0, stats)
-    _process.attempts.note(0, stats, time.time())
+    _process.attempts.note(0, stats, epoch_time())
 
 
 def mark_ended(exit_code: int = 0) -> None:
@@ -85,7 +84,7 @@ def record_exit(code: int | None, report: str, progress: Progress) -> None:
     _process.has_ended = True
     exit_code = None if code is None else shell_exit_code(code)
     progress.finish()
-    _process.attempts.end(progress.step, time.time())
+    _process.attempts.end(progress.step, epoch_time())
     report = masked_text(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
     try:
         record = read_record(folder)
@@ -95,7 +94,7 @@ def record_exit(code: int | None, report: str, progress: Progress) -> None:
             attempts=tuple(
                 row._replace(began_at=record.start.began_at) for row in _process.attempts.rows
             ),
-            end=RunEnd(time.time(), exit_code, report),
+            end=RunEnd(epoch_time(), exit_code, report),
         )
         store.write(folder, plain(record))
     except OSError as error:

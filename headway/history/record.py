@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 from headway.ipc.paths import is_absent, read_plain
-from headway.ipc.records import DURATIONS, OutputPath, StepStats
+from headway.ipc.records import DURATIONS, OutputPath, StepStats, epoch_time
 from headway.ipc.secrets import masked_text
 from headway.ipc.stderr import log
 from headway.ipc.typed import SchemaError, plain, read
@@ -178,7 +177,7 @@ class Recorder:
             for rank, lines in tails.items()
         }
         report = masked_text(self.report[-MAX_TEXT:], self._secrets)
-        self._end = RunEnd(time.time(), self.exit_code, report)
+        self._end = RunEnd(epoch_time(), self.exit_code, report)
         self._has_news.set()
         self._thread.join(_CLOSE_WITHIN_S)
         if self._thread.is_alive():
@@ -273,7 +272,9 @@ def find(word: str | None) -> RunRecord:
     folder = runs_folder()
     names = _names_in(folder)
     if word is None:
-        found, _ = read_all()
+        found, refused = read_all()
+        if refused and (not found or names[-1] > found[-1].name):
+            log(f"note: {refused[-1]}")
         if not found:
             fix = "`headway launch` records each run unless the setting record is off"
             raise ConfigError(

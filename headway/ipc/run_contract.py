@@ -14,6 +14,7 @@ from headway.devices.table import KINDS
 from headway.errors import Code, LaunchError, UsageError
 from headway.ipc.choices import AUTO, PRECISIONS
 from headway.ipc.origin import DEFAULT, Layer, Origin
+from headway.ipc.records import epoch_time
 from headway.ipc.typed import plain, read
 
 VARIABLE = "HEADWAY_RUN"
@@ -74,7 +75,7 @@ class RunContract(NamedTuple):
         """Return the value of this process's `time.monotonic()` at which the time limit expires."""
         if self.time_limit is None:
             return None
-        return time.monotonic() + self.began_at + self.time_limit - time.time()
+        return time.monotonic() + self.began_at + self.time_limit - epoch_time()
 
 
 class Ranks(NamedTuple):

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from headway.errors import ConfigError
 from headway.history.attempts import Attempts
 from headway.ipc import signals
-from headway.ipc.records import PROJECT, StepStats
+from headway.ipc.records import PROJECT, StepStats, epoch_time
 from headway.ipc.run_contract import CPUS_VARIABLE, Ranks, rank_variables
 from headway.ipc.stderr import log
 from headway.launcher.diagnosis.failures import (
@@ -208,7 +208,7 @@ class Agent(SimpleElasticAgent):
             exit_code=failure.exit_code,
             suspicion=of_rank.suspicion if of_rank else 0,
             is_final=of_rank is not None and of_rank.is_final,
-            ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
+            ago_s=max(epoch_time() - of_rank.first.time, 0.0) if of_rank else 0.0,
             site=failure.site,
         )
 
@@ -305,7 +305,7 @@ class Agent(SimpleElasticAgent):
         return ""
 
     def _note_cost(self, rank: int, stats: StepStats) -> None:
-        if cost := self.attempts.note(rank, stats, time.time()):
+        if cost := self.attempts.note(rank, stats, epoch_time()):
             log(cost)
 
     def _project(self) -> str:
@@ -323,7 +323,7 @@ class Agent(SimpleElasticAgent):
         step = self.watch.step()
         if ordered is not None:
             cause, where = ordered.cause, " on all machines" * bool(number)
-            failed_at = time.time()
+            failed_at = epoch_time()
         else:
             failure = self.find_failure()
             assert failure is not None, "no other process restarts ranks"
@@ -331,7 +331,7 @@ class Agent(SimpleElasticAgent):
             if self._repeated or (isinstance(failure, Failure) and failure.is_final):
                 raise RunEnded
             cause, where = failure.cause, ""
-            failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
+            failed_at = failure.first.time if isinstance(failure, Failure) else epoch_time()
         line, delay_s = self._restarts.next_restart(f"{cause}; {restart}{where}", step, lasted_s)
         log(line)
         self.attempts.end(step, failed_at)

@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.ipc.forking import ProcessHandle
-from headway.ipc.records import Crash, ProcessExit
+from headway.ipc.records import Crash, ProcessExit, epoch_time
 from headway.ipc.stderr import SILENT_S, log, named
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus
@@ -176,7 +176,7 @@ class RankProcesses:
         is_alone = any(env["WORLD_SIZE"] == "1" for env in self.envs.values())
         if is_alone or self._debug_rank is not None:
             return []
-        since = time.time() - self._grace.usual_s
+        since = epoch_time() - self._grace.usual_s
         return [rank for rank in self._alive() if self.channels[rank].has_failed(since)]
 
     def close(self, number: signal.Signals = signal.SIGTERM, *, are_victims: bool = False) -> None:
@@ -194,7 +194,7 @@ class RankProcesses:
                 self.statuses = self._watch.statuses()  # now, while other ranks are still running
             if self._alive():  # their output must not block a save
                 self._output.set_timeout(FAILURE_UNREAD_TIMEOUT_S if failed else UNREAD_TIMEOUT_S)
-            self._stopped_at, now = time.time(), time.monotonic()
+            self._stopped_at, now = epoch_time(), time.monotonic()
             self._shutdown = Shutdown(
                 number,
                 now,
@@ -259,7 +259,7 @@ class RankProcesses:
         for rank in ranks:
             pid = self.channels[rank].pid
             log(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
-            killed = ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False)
+            killed = ProcessExit(pid, -signal.SIGKILL, epoch_time(), leftovers=False)
             self.exits[rank] = self._exit_of(rank, killed)
 
     def _describe_stop(self, shutdown: Shutdown) -> str:

@@ -46,7 +46,14 @@ from headway.ipc.forking import (
     set_title,
     wake_on_child_exit,
 )
-from headway.ipc.records import ProcessExit, ProcessStart, Record, ServerReady, StartFailed
+from headway.ipc.records import (
+    ProcessExit,
+    ProcessStart,
+    Record,
+    ServerReady,
+    StartFailed,
+    epoch_time,
+)
 from headway.ipc.run_contract import CPUS_VARIABLE, read_run
 from headway.ipc.typed import encode
 from headway.launcher.plan.program import interpreter
@@ -139,7 +146,11 @@ def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
     """
     if not adopt_orphans():
         return
-    server = os.fork()
+    try:
+        server = os.fork()
+    except OSError as error:  # as in `_start`
+        _reply(launcher, StartFailed(error.errno or 0))
+        os._exit(1)
     resume_on_parent_exit()  # a suspended guardian cannot terminate processes
     if server == 0:
         os.setsid()  # signals to the guardian's process group do not reach the server
@@ -262,7 +273,7 @@ class _Server:
         with suppress(ChildProcessError):
             for pid, status in reap():
                 if pid in self._ranks:
-                    ended = time.time()
+                    ended = epoch_time()
                     self._ranks.remove(pid)
                     leftovers = not self._ranks and has_children()
                     code = os.waitstatus_to_exitcode(status)

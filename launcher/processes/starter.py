@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from headway.errors import MORE_PROCESSES, Code, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
-from headway.ipc.records import ProcessExit, ProcessStart, ServerReady, StartFailed, decode_record
+from headway.ipc.records import (
+    ProcessExit,
+    ProcessStart,
+    ServerReady,
+    StartFailed,
+    decode_record,
+    epoch_time,
+)
 from headway.ipc.signals import SignalSafeEvent
 from headway.ipc.stderr import log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
@@ -218,7 +225,7 @@ class Starter:
             self.server_exit_code = code if code <= 128 else 128 - code  # 128 + signal
         self._add_reply(None)
         for pid in alive:  # the server died, and all ranks with it
-            self._add_exit(ProcessExit(pid, -signal.SIGKILL, time.time(), leftovers=False))
+            self._add_exit(ProcessExit(pid, -signal.SIGKILL, epoch_time(), leftovers=False))
 
     def _add_reply(self, answer: int | LaunchError | None) -> None:
         self._replies.append(answer)

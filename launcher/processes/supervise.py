@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.errors import HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.ipc import signals
-from headway.ipc.records import LOGS, SAVED
+from headway.ipc.records import LOGS, SAVED, epoch_time
 from headway.ipc.stderr import log
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import describe_killed
@@ -76,7 +76,7 @@ def supervise(
     )
     ranks = counted(settings.num_processes, "rank", "ranks")
     if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
-        watch.on_ready = lambda: log(f"{ranks} ready in {time.time() - plan.began_at:.1f} s")
+        watch.on_ready = lambda: log(f"{ranks} ready in {epoch_time() - plan.began_at:.1f} s")
     if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
         watch.on_no_group = lambda: log(
             f"note: no rank has joined a process group in {NO_GROUP_AFTER_S} s: all {ranks} do the "
@@ -125,7 +125,7 @@ def supervise(
         if has_failed and is_debugged:
             print(file=sys.stderr)  # a debugger's prompt may be on this line
     failure = agent.find_failure()
-    agent.attempts.end(agent.watch.step(), time.time())
+    agent.attempts.end(agent.watch.step(), epoch_time())
     outcome = outcome._replace(
         failure=failure,
         remote_failure=handler.ended_by,

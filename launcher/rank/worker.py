@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from headway.errors import Code, ConfigError, HeadwayError
 from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
-from headway.ipc.records import Crash, Frame, ScriptEnd
+from headway.ipc.records import Crash, Frame, ScriptEnd, epoch_time
 from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
 from headway.launcher.diagnosis.stacks import BEFORE_SCRIPT, PACKAGE
@@ -39,7 +39,6 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 T = TypeVar("T")
 
-_now = time.time  # a script may replace it
 _GLOO_WAIT_S = 0.02  # for gloo's threads to release their last works; see distributed/world.py
 
 _BOOTSTRAP = """\
@@ -213,7 +212,7 @@ def _report_end(stop: SystemExit | None) -> None:
     """Report that the program exited by itself, unless it called os._exit."""
     readers = tuple(name for name in RUNTIMES if name in sys.modules)
     end = ScriptEnd(
-        time=_now(),
+        time=epoch_time(),
         code=0,
         groups=_attempt(rank_monitor.read_groups, ()),
         feature_use=process_progress().feature_use._replace(readers=readers),
@@ -266,7 +265,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     progress, use = process_progress(), process_progress().feature_use
     is_of_training = use.accelerator or use.stopping  # otherwise, `step` counts this process only
     crash = Crash(
-        time=_now(),
+        time=epoch_time(),
         kind=kind,
         message=message,
         traceback=text[-20000:],

@@ -81,8 +81,9 @@ BEFORE_RANKS = [
 
 @pytest.mark.parametrize(("error", "code", "report"), BEFORE_RANKS)
 def test_a_launch_that_ends_before_its_ranks_have_begun_has_its_end_on_record(
-    error: BaseException, code: int, report: str
+    error: BaseException, code: int, report: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # the clock is set back
     plan: Any = SimpleNamespace(environment={}, program=Program("train.py", ()))
     kind = LaunchError if code == 4 else type(error)
     with pytest.raises(kind), run._record_run(plan, {**os.environ}, lambda: START):
@@ -90,6 +91,7 @@ def test_a_launch_that_ends_before_its_ranks_have_begun_has_its_end_on_record(
     end = find(None).end
     assert end is not None
     assert (end.exit_code, end.report[: len(report)]) == (code, report)
+    assert end.time > 1e9
 
 
 def test_what_a_running_launch_keeps_is_on_record_before_it_ends() -> None:

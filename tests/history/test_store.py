@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -88,9 +89,14 @@ def test_the_oldest_of_too_many_runs_go() -> None:
     assert store.names_in(runs_folder()) == before[5:]
 
 
-def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
-    first, second = write_run(), write_run()
+def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second, damaged = write_run(), write_run(), write_run()
+    record_file(damaged).write_text("[]")
     assert find(None).name == second.name
+    assert f"note: the record of run {damaged.name} is damaged" in capsys.readouterr().err
+    shutil.rmtree(damaged.path)
     assert find(first.name[-6:]).name == first.name
     with pytest.raises(ConfigError, match="matches 2 runs; the newest are"):
         find("2024")
