@@ -60,13 +60,10 @@ class Generators:
         finally:
             self.restore(states)
 
-    @contextmanager
-    def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
-        """Seed each generator from `seed`, its index and `numbers`; restore all of them on exit."""
-        with self.preserved():
-            for index, rng in enumerate(self.all):
-                _seed(rng, mixed(seed, index, *numbers))
-            yield
+    def seed(self, seed: int, *numbers: int) -> None:
+        """Seed each generator from `seed`, its index and `numbers`."""
+        for index, rng in enumerate(self.all):
+            _seed(rng, mixed(seed, index, *numbers))
 
 
 def _state(rng: Any) -> Any:
@@ -118,9 +115,18 @@ def mixed(*values: Any) -> int:
 
 
 def snapshot() -> list[Any]:
-    """Return the global generators' states, to be compared or restored; takes 5 us."""
-    of_pythons = _bytes(_PYTHONS), _PYTHONS.gauss_next
-    return [of_pythons, *map(_bytes, _GLOBAL[1:])]  # numpy's without its cached normal number
+    """Return the global generators' states, to be compared or restored; takes 5 us.
+
+    numpy's cached normal number is not included. The state of Python's generator is read from the
+    memory of CPython's `_random.Random`, which contains only a position and 624 words; `getstate()`
+    would take 17 us.
+    """
+    pythons = ctypes.string_at(id(_PYTHONS) + object.__basicsize__, _MT19937_BYTES)
+    bits, numpys = _NUMPYS._bit_generator, b""
+    if type(bits) is np.random.MT19937:  # the script has not replaced it
+        numpys = ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
+    torchs = torch.default_generator.get_state().numpy().tobytes()
+    return [(pythons, _PYTHONS.gauss_next), numpys, torchs]
 
 
 def restore_states(states: list[Any]) -> None:
@@ -128,27 +134,8 @@ def restore_states(states: list[Any]) -> None:
     (pythons, normal), numpys, torchs = states
     position, *words = memoryview(pythons).cast("I")
     _PYTHONS.setstate((_PYTHONS.VERSION, (*words, position), normal))
-    ctypes.memmove(_address(_NUMPYS), numpys, len(numpys))
+    ctypes.memmove(_NUMPYS._bit_generator.ctypes.state_address, numpys, len(numpys))
     torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-
-
-def _bytes(rng: Any) -> bytes:
-    if isinstance(rng, torch.Generator):
-        return rng.get_state().numpy().tobytes()
-    if rng is _NUMPYS and type(rng._bit_generator) is not np.random.MT19937:
-        return b""  # the script has replaced it
-    return ctypes.string_at(_address(rng), _MT19937_BYTES)
-
-
-def _address(rng: random.Random | np.random.RandomState) -> int:
-    """Return the address of a generator's 624 words and position.
-
-    For Python's generator this relies on CPython's `_random.Random`, which contains only the
-    position and the words. They are only read, never written; `getstate()` would take 17 us.
-    """
-    if isinstance(rng, random.Random):
-        return id(rng) + object.__basicsize__
-    return int(rng._bit_generator.ctypes.state_address)
 
 
 class SeededIndices(NamedTuple):

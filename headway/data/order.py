@@ -48,21 +48,18 @@ class Draws:
 
         In a first iteration that is not resumed, rank 0's generators keep the advanced states.
         """
-        if not iteration.is_new and iteration.first is None:
-            with self.generators.seeded(self.seed or 0, iteration.start.epoch, 0):
-                yield
-            return
-        before = self.generators.states()
+        generators, before = self.generators, self.generators.states()
         if iteration.is_new:
             iteration.first = self.begin_first(before)
-        is_own = iteration.is_new and self.seed == self.generators.seed_of(before)
-        if not is_own:
-            self.generators.restore(iteration.first or ())
+        if iteration.first is None:
+            generators.seed(self.seed or 0, iteration.start.epoch, 0)
+        else:
+            generators.restore(iteration.first)
         try:
             yield
         finally:
-            if not is_own:
-                self.generators.restore(before)
+            if not iteration.is_new or self.seed != generators.seed_of(before):
+                generators.restore(before)
 
     def begin_first(self, states: list[Any]) -> list[Any]:
         """Derive the seed from rank 0's generator states, and return these."""
@@ -75,7 +72,8 @@ class Draws:
     def each(self, items: Iterator[Any], epoch: int, number: int) -> Iterator[Any]:
         """Yield items, and seed the generators for each of them."""
         for each in count(number):
-            with self.generators.seeded(self.seed or 0, epoch, each):
+            with self.generators.preserved():
+                self.generators.seed(self.seed or 0, epoch, each)
                 item = next(items, _END)
             if item is _END:
                 return
