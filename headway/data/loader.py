@@ -125,6 +125,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         self._config, self._rng_types = config, rng_types
         self.run = run or LoaderSet(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
+        self._seed = seed
         self._seeds = None if seed is None else SampleSeeds(seed, rank if is_presharded else 0)
         self._sources = [loader, *samplers_of(loader), self._data]
         self._own = Generators(self._sources, only_torch=False)
@@ -181,10 +182,6 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         num_ranks, progress = self._division.num_ranks, run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
-        is_nested = any(each.owner is epochs for each in run.open)
-        outer_state = (
-            copy.deepcopy(stream.state_dict()) if stream is not None and is_nested else None
-        )
         current, loop, requests = self._begin(line), LoaderLoop(self), run.checkpoint.requests
         try:
             requests[epochs] = current
@@ -214,7 +211,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                         run.checkpoint.on_request(current)
                     if run.saved_after is not None:
                         run.check_save()
-                    if is_nested and progress.feature_use.resuming and current.takes_turns:
+                    if current.depth and progress.feature_use.resuming and current.takes_turns:
                         run.report(TWO_ITERATORS)
                     requests[epochs] = current
                 if progress.is_watched:
@@ -225,8 +222,8 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 progress.clock.enter(SCRIPT)
             run.end(current)
             loop.end()
-            if outer_state is not None and not current.has_trained:
-                self._return_stream(outer_state)
+            if current.outer_stream is not None and not current.has_trained:
+                self._return_stream(current.outer_stream)
         if current.rounds or self._skipped:
             return
         if current.start.taken:
@@ -240,15 +237,17 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     def _begin(self, line: str) -> LoaderIteration:
         """Start the next iteration, and call `set_epoch()` on the sources that have it."""
         current = self.run.begin(self.epochs, self._skipped * self.epochs.per_round, line)
-        start = current.start
+        start, stream = current.start, self.epochs.stream
+        if stream is not None and current.depth:
+            current.outer_stream = copy.deepcopy(stream.state_dict())
         if not start.taken:  # the stream's state is that of the previous epoch
             self._load_stream(current)
         self._call_set_epoch(start.epoch)
         if start.taken:
             self._load_stream(current)
-        if self.epochs.stream is not None:
+        if stream is not None:
             if self._division.is_presharded and not start.taken:
-                current.first = copy.deepcopy(self.epochs.stream.state_dict())
+                current.first = copy.deepcopy(stream.state_dict())
         elif not self._is_map:
             self._own.restore(current.first or ())
             current.first = self._own.states()
@@ -337,7 +336,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         return saved | {
             "order": self.draws.seed,
             "generators": self._own.states(),
-            "seed": None if self._seeds is None else self._seeds.seed,
+            "seed": self._seed,
             "size": self.epochs.batch_size,
             "total": self.total_batch_size,
             "together": self.epochs.num_batches,
@@ -350,10 +349,9 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         start = StartPosition(*position["place"])
         if not start.taken:
             return False
-        seed = None if self._seeds is None else self._seeds.seed
         same = "prepare the same loader"
         facts: list[tuple[str, Any, Any, str]] = [
-            ("seed", position["seed"], seed, f"pass Accelerator(seed={position['seed']})"),
+            ("seed", position["seed"], self._seed, f"pass Accelerator(seed={position['seed']})"),
             ("number of ranks", position["ranks"], self.data_shards, "use the same number"),
         ]
         if start.stream is None:
@@ -406,7 +404,7 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
         """Redraw an epoch from a custom sampler, because the sampler may count its epochs."""
         self._call_set_epoch(epoch)
-        again = LoaderIteration(self.epochs, StartPosition(epoch, first=first), 0, "")
+        again = LoaderIteration(self.epochs, StartPosition(epoch, first=first))
         for _ in islice(self.draws.draw(again), batches):
             pass
         if not again.sums or again.sums[-1] != checksum:

@@ -42,24 +42,18 @@ class StartPosition(NamedTuple):
 class LoaderIteration:
     """An iteration over a loader, from a start position."""
 
-    def __init__(
-        self,
-        owner: Epochs,
-        start: StartPosition,
-        depth: int,
-        line: str,
-        around: dict[LoaderIteration, int] | None = None,
-    ) -> None:
+    def __init__(self, owner: Epochs, start: StartPosition, line: str = "") -> None:
         self.owner, self.start = owner, start
-        self.around = around or {}  # the iterations open when it began, with their `rounds`
+        self.line = line  # line of the script that created its iterator
+        self.rounds = self.samples = 0  # global batches yielded to the script, and samples in them
+        # the iterations open when it began, with their `rounds`
+        self.around = {each: each.rounds for each in owner.run.open}
+        self.depth = sum(each.owner is owner for each in self.around)  # over the same loader
         self.last_within = 0  # `rounds` at the end of the latest loop in which it yielded batches
         self.saved_until = 0  # `rounds` at the latest `save_state()`; see `LoaderSet.saving_at_end`
-        self.depth = depth  # number of enclosing iterations over its loader
-        self.line = line  # line of the script that created its iterator
         self.ordinal = 0  # number in an epoch of `run.epochs`; 0 if nested
         self.is_new = owner.draws.seed is None  # whether the loader's order has not been drawn yet
         self.first = start.first  # see `StartPosition`
-        self.rounds = self.samples = 0  # global batches yielded to the script, and samples in them
         self.is_complete = False  # whether the last batch was yielded
         self.is_exhausted = False  # whether the script requested a batch after the last
         self.is_over = False
@@ -69,6 +63,7 @@ class LoaderIteration:
         self.sums = array("L")  # running checksums of batches from a custom sampler
         self.checksum = 0  # of the batches from a stream without state
         self.stream: Any = None  # dataset state after the batches yielded so far
+        self.outer_stream: Any = None  # dataset state of the enclosing iteration when it began
         self.reread_batch: list[Any] = []  # the first of the epoch, if it was reread
 
     @property
@@ -279,8 +274,7 @@ class LoaderSet:
         if self._was_in_last:
             self.report(_LAST_BATCH)
         self.has_begun = True
-        around = {each: each.rounds for each in self.open}
-        new = LoaderIteration(owner, start, len(outer), line, around)
+        new = LoaderIteration(owner, start, line)
         if self.is_outermost:
             owner.num_begun += 1
             new.ordinal = owner.num_begun
@@ -429,7 +423,8 @@ class LoaderSet:
                 epoch.over = []
             for open_ in self.open:
                 open_.ordinal = 0  # they continue in the next epoch
-            self.checkpoint.end_epoch()
+            if not self.keeps_iterators:
+                self.checkpoint.save()
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
         """Return the epoch of `count_epochs`, and where the checkpoint is saved.

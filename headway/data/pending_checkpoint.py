@@ -115,11 +115,6 @@ class PendingCheckpoint:
                 self._run.report(_LOOKED)
             self.again()
 
-    def end_epoch(self) -> None:
-        """Save the checkpoint that is due after the last loop of an epoch of `run.epochs`."""
-        if not self._run.keeps_iterators:
-            self.save()
-
     def save(self) -> None:
         action, self.action = self.action, None
         if action is not None:
