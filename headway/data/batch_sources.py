@@ -33,16 +33,11 @@ from headway.errors import Code, UsageError
 from headway.ipc.stderr import named
 
 Item = tuple[Any, GlobalBatch]  # this rank's batch, and the global batch
-Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
+_Parts = tuple[list[Any], GlobalBatch]  # the batches that this rank reads, for any ranks
 _Read = tuple[list[Any], GlobalBatch, int]  # and a checksum of the samples that all ranks read
-
-
-class ShardedBatch(NamedTuple):
-    """The samples (or indices) of a global batch, and each rank's slice of them."""
-
-    samples: list[Any]
-    slices: tuple[slice, ...]  # trailing ranks without samples have no slice
-    batch: GlobalBatch
+# the samples (or indices) of a global batch, and each rank's slice of them; trailing ranks without
+# samples have no slice
+_Divided = tuple[list[Any], tuple[slice, ...], GlobalBatch]
 
 
 class Division(NamedTuple):
@@ -67,7 +62,7 @@ class Division(NamedTuple):
         first = 0 if self.even else self.rank * -(-per_round // self.num_ranks)
         return whole + (first < rest)
 
-    def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
+    def of_batches(self, batches: Sequence[list[Any]], size: int) -> _Divided:
         """Divide a round of batches with `size` samples each; 0 means that the sizes vary."""
         num_ranks, samples = self.num_ranks, list(chain.from_iterable(batches))
         sizes, full = tuple(map(len, batches)), size * len(batches)
@@ -76,7 +71,7 @@ class Division(NamedTuple):
         slices, batch = _cut(sizes, num_ranks, len(samples), full)
         if batch.padded > batch.samples:  # repeat the first samples
             samples += list(islice(cycle(samples), batch.padded - batch.samples))
-        return ShardedBatch(samples, slices, batch)
+        return samples, slices, batch
 
 
 @lru_cache(maxsize=64)  # nearly all rounds have the same size
@@ -108,14 +103,13 @@ class BatchSource:
         self._division = division
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
-        """Start an iteration, and return this rank's batches, each with its global batch."""
-        return ((parts[0], batch) for parts, batch in self.rounds(iteration))
+        """Start an iteration, and return the batches that this rank reads.
 
-    def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
-        """Start an iteration, and return the batches that this rank reads in each round."""
+        Each is returned with its global batch.
+        """
         return _ahead(self._rounds(self.read(iteration)), iteration)
 
-    def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
+    def _rounds(self, batches: Iterator[Any]) -> Iterator[_Parts]:
         num_ranks, full = self._division.num_ranks, batch_size_of(self.loader)
         while taken := [*islice(batches, num_ranks)]:
             if num_ranks == 1:
@@ -146,23 +140,28 @@ class BatchSource:
         return owner.draws.each(items, start.epoch, number)
 
 
-def _ahead(rounds: Iterator[Parts], iteration: LoaderIteration) -> Iterator[Parts]:
-    """Yield the rounds, one ahead to detect the last; reread and drop those before the start.
+def _ahead(rounds: Iterator[_Parts], iteration: LoaderIteration) -> Iterator[Item]:
+    """Yield the parts of the rounds, which are read one ahead to detect the last.
 
-    If the start position has a checksum, compute that of the dropped rounds.
+    Reread, compare and drop the rounds before the start position.
     """
     stream = iteration.owner.stream
+
     for parts, _ in islice(rounds, iteration.reread // iteration.owner.per_round):
         iteration.reread_batch = iteration.reread_batch or parts
-        if iteration.start.checksum:
-            iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
+        iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
+    iteration.compare_reread()
     following = next(rounds, None)
     while following is not None:
         parts, batch = following
         if stream is not None:
             iteration.stream = copy.deepcopy(stream.state_dict())
         following = next(rounds, None)
-        yield parts, batch if following is not None else batch._replace(is_last=True)
+        batch = batch if following is not None else batch._replace(is_last=True)
+        if stream is None:
+            iteration.checksum = crc32(b"%d" % checksum_of(parts[0]), iteration.checksum)
+        for part in parts:
+            yield part, batch
 
 
 class MapSource(BatchSource):
@@ -184,12 +183,6 @@ class MapSource(BatchSource):
         if self._is_compared:
             items = self._checked(items)
         return zip(items, iter(given.popleft, None), strict=False)  # no Python frame per batch
-
-    def rounds(self, iteration: LoaderIteration) -> Iterator[Parts]:
-        items = self.begin(iteration)
-        for part, batch in items:
-            others = islice(items, (len(batch.rank_sizes) or self._division.num_ranks) - 1)
-            yield [part, *(other for other, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield items after the ranks have compared their indices and, the first time, samples."""
@@ -278,7 +271,7 @@ class Indices:
             for part in parts:
                 yield to_load(samples[part])
 
-    def _drawn(self, iteration: LoaderIteration) -> Iterator[ShardedBatch]:
+    def _drawn(self, iteration: LoaderIteration) -> Iterator[_Divided]:
         num_ranks, drawn = self._division.num_ranks, self._order.draw(iteration)
         while batches := [*islice(drawn, num_ranks)]:
             if self._drop_last and len(batches) < num_ranks:
@@ -295,7 +288,7 @@ class StreamSource(BatchSource):
         single |= {"dataset": self._stream, "collate_fn": identity}
         super().__init__(changed(loader, **single), division)
 
-    def _rounds(self, batches: Iterator[_Read]) -> Iterator[Parts]:
+    def _rounds(self, batches: Iterator[_Read]) -> Iterator[_Parts]:
         """Yield rounds after checking that all ranks have read the same samples."""
         is_alone = self._division.reads_all
         for parts, batch, number in batches:
@@ -352,6 +345,7 @@ class PreshardedSource(BatchSource):
 
     def __init__(self, source: BatchSource, loader: Any, num_ranks: int) -> None:
         self._source, self.loader, self._num_ranks = source, source.loader, num_ranks
+        self._division = Division()  # of this rank's own data
         self._full, self._repeats = batch_size_of(loader) * num_ranks, num_repeats(loader)
         self._sampler, self._is_compared = distributed_sampler_of(loader), False
 
@@ -411,13 +405,10 @@ class PreshardedSource(BatchSource):
             is_last = all(are_last)
             yield batch, GlobalBatch(total, total, self._full, rank_sizes, size - new, is_last)
 
-    def __len__(self) -> int:
-        return len(self._source)
-
     def _first(self, iteration: LoaderIteration) -> Any:
         """Return the epoch's first batch, for a run that resumes at the end of this rank's data."""
         again, stream = copy.copy(iteration), iteration.owner.stream
-        again.start = iteration.start._replace(taken=0)
+        again.start = iteration.start._replace(taken=0, checksum=0)
         if isinstance(self._source, MapSource):
             return next(self._source.begin(again), (NoBatch, None))[0]
         if stream is None:
@@ -437,14 +428,16 @@ class DispatchedSource(BatchSource):
         self.reads, self._num_ranks = rank == 0, num_ranks
 
     def begin(self, iteration: LoaderIteration) -> Iterator[Item]:
-        return self._received(self._source.rounds(iteration) if self.reads else iter(()))
+        return self._received(self._source.begin(iteration) if self.reads else iter(()))
 
-    def _received(self, rounds: Iterator[Parts]) -> Iterator[Item]:
-        """Yield this rank's part of every round; only rank 0 passes rounds."""
+    def _received(self, items: Iterator[Item]) -> Iterator[Item]:
+        """Yield this rank's part of every round; only rank 0 passes the parts of all ranks."""
         while True:
             sent: Any = None
             if self.reads:
-                parts, batch = next(rounds, ([], None))
+                first, batch = next(items, (NoBatch, None))
+                num_parts = (len(batch.rank_sizes) or self._num_ranks) if batch else 1
+                parts = [first, *(part for part, _ in islice(items, num_parts - 1))]
                 ready = [for_each_tensor(torch.Tensor.cpu, part) for part in parts]
                 ready += [NoBatch] * (self._num_ranks - len(ready))
                 sent = [(part, batch) for part in ready]

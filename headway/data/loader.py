@@ -7,16 +7,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
 from typing import Any
 from weakref import WeakSet
-from zlib import crc32
 
 import torch
 from torch.utils.data import IterableDataset
 
 from headway.data.active_loader import LOOP, LoaderLoop, TrainingLoader
-from headway.data.batch_sources import Division, Item, NoBatch, batch_source_for, samples_in
+from headway.data.batch_sources import Division, NoBatch, batch_source_for, samples_in
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
@@ -176,17 +174,17 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         """Yield the batches of an iteration, which starts when the first batch is requested."""
         with named_call(LOOP):
             synchronize_rng_states(self._rng_types)
-        epochs, run, state, stream = self.epochs, self.run, vars(self), self.epochs.stream
+        epochs, run, state = self.epochs, self.run, vars(self)
         if epochs.skip_empty():
             return
         num_ranks, progress = self._division.num_ranks, run.progress
-        is_summed = not self._is_map and stream is None
         device = self._moves_to
         current, loop, requests = self._begin(line), LoaderLoop(self), run.checkpoint.requests
         try:
             requests[epochs] = current
             state["end_of_dataloader"] = False
-            items = self._begin_reading(current)
+            with starting_workers(self._proxied):
+                items = self._batch_source.begin(current)
             if progress.is_watched:
                 progress.clock.enter(DATA)
                 workers = getattr(self, "num_workers", None)  # not every loader is a DataLoader
@@ -195,8 +193,6 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
                 if progress.is_watched:
                     known = global_batch.samples // num_ranks
                     progress.begin_forward(known or samples_in(batch))
-                if is_summed:
-                    current.checksum = crc32(b"%d" % checksum_of(batch), current.checksum)
                 current.rounds += 1
                 current.samples += global_batch.samples
                 current.seen = progress.num_trained
@@ -271,20 +267,6 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
         self.epochs.stream.load_state_dict(state)
         if checksum_of(self.epochs.stream.state_dict()) != checksum_of(state):
             self.run.report(_NESTED_STREAM)
-
-    def _begin_reading(self, current: LoaderIteration) -> Iterator[Item]:
-        """Return the items of an iteration; if its start position has a checksum, compare it."""
-        start, source = current.start, self._batch_source
-        with starting_workers(self._proxied):
-            items = source.begin(current)
-        if start.checksum:
-            items = chain([*islice(items, 1)], items)  # read again
-            taken = start.taken // self.epochs.unit
-            if self._is_map:
-                current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
-            if current.checksum != start.checksum and source.reads:
-                self.run.report(_OTHER_ORDER.format(taken))
-        return items
 
     def _report_dropped(self) -> None:
         """Log that `drop_last` drops all batches, although a single process would have some."""
@@ -395,20 +377,15 @@ class PreparedDataLoader(AttributeProxy, TrainingLoader):
             self.draws.seed = position["order"]
         self._own.restore(position["generators"])
         if start.before is not None and not start.taken and self._batch_source.reads:
-            self._draw_again(start.epoch - 1, *start.before)
+            # a custom sampler may count its epochs
+            batches, checksum, first = start.before
+            end = StartPosition(start.epoch - 1, batches * self.epochs.unit, checksum, first)
+            self._call_set_epoch(end.epoch)
+            self.draws.draw(LoaderIteration(self.epochs, end))
         is_read_again = not self._is_map and start.taken and start.stream is None
         if is_read_again and position["together"] != self.epochs.num_batches:
             self.run.report(_STREAM_NOTE)
             self.epochs.next_start = start._replace(checksum=0)
-
-    def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
-        """Redraw an epoch from a custom sampler, because the sampler may count its epochs."""
-        self._call_set_epoch(epoch)
-        again = LoaderIteration(self.epochs, StartPosition(epoch, first=first))
-        for _ in islice(self.draws.draw(again), batches):
-            pass
-        if not again.sums or again.sums[-1] != checksum:
-            self.run.report(_OTHER_ORDER.format(batches))
 
     def _drops_rest(self, start: StartPosition) -> bool:
         """Return whether the rest of the epoch is dropped because it is smaller than a batch."""
@@ -524,11 +501,6 @@ _DROPPED = (
     "note: a prepared loader yielded no batches: its {}samples are fewer than a global batch of {}"
     " ({} for each of {} ranks), which drop_last=True requires. Use a smaller batch_size, fewer"
     " ranks, or drop_last=False"
-)
-_OTHER_ORDER = (
-    "note: the first {} batches of a loader differ from those before the checkpoint, so the epoch"
-    " does not resume exactly: the sampler or stream has its own state. Draw from Python's, numpy's"
-    " or torch's generators, use set_epoch(), or implement state_dict() for the stream"
 )
 
 

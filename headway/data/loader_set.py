@@ -81,16 +81,24 @@ class LoaderIteration:
         """The position from which a run resumes that stops after the batches yielded so far."""
         if self.is_complete:
             return self.next_epoch
-        taken, number = self.taken, self.taken // self.owner.unit
-        checksum = [self.checksum, *self.sums[number - 1 : number]][-1]
+        checksum = self._checksum_of(self.taken // self.owner.unit)
         own = self.first, self.stream, self.depth
-        return StartPosition(self.start.epoch, taken, checksum, *own)
+        return StartPosition(self.start.epoch, self.taken, checksum, *own)
 
     @property
     def next_epoch(self) -> StartPosition:
         given = min(self.taken // self.owner.unit, len(self.sums))
         before = (given, self.sums[given - 1], self.first) if given else None
         return StartPosition(self.start.epoch + 1, depth=self.depth, before=before)
+
+    def compare_reread(self) -> None:
+        """Report if the batches that were drawn or read again are not those of the start."""
+        number = self.start.taken // self.owner.unit
+        if self.start.checksum not in (0, self._checksum_of(number)):
+            self.owner.run.report(_OTHER_ORDER.format(number))
+
+    def _checksum_of(self, batches: int) -> int:
+        return [self.checksum, *self.sums[batches - 1 : batches]][-1]
 
     @property
     def takes_turns(self) -> bool:
@@ -483,6 +491,11 @@ _LEFT = (
     "note: a loop over a loader ended after a different number of batches than the previous loop."
     " If the script counts batches, its count restarted when this run resumed, and the run did not"
     " resume exactly. Count optimizer steps from run.step"
+)
+_OTHER_ORDER = (
+    "note: the first {} batches of a loader differ from those before the checkpoint, so the epoch"
+    " does not resume exactly: the sampler or stream has its own state. Draw from Python's, numpy's"
+    " or torch's generators, use set_epoch(), or implement state_dict() for the stream"
 )
 TWO_ITERATORS = (
     "note: two iterators over one DataLoader take turns, but a checkpoint has one position for each"

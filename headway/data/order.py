@@ -109,22 +109,21 @@ class SampleOrder(Draws):
 
         With seeds, a batch contains pairs of an index and its position in the epoch.
         """
-        taken, source = iteration.start.taken, self.source
+        taken, source, numbers = iteration.start.taken, self.source, count()
         if self.counts_samples and taken:  # the batch size may have changed
-            samples = self._drawn(source.sampler, iteration)
-            if self._samples is not None:
-                samples = zip(samples, count(), strict=False)
-            rest: Any = islice(samples, taken, None)
-            return iter(BatchSampler(rest, source.batch_size, source.drop_last))
-        batches = self._drawn(source, iteration)
-        if not self.is_torchs:
-            batches = _summed(batches, iteration.sums)
+            rest: Any = islice(self._drawn(source.sampler, iteration), taken, None)
+            batches: Iterator[Any] = iter(BatchSampler(rest, source.batch_size, source.drop_last))
+            taken, numbers = 0, count(taken)
+        else:
+            batches = self._drawn(source, iteration)
         if not self.yields_lists:
             batches = ([index] for index in batches)
         if self._samples is not None:
-            numbers = count()
             batches = ([*zip(indices, numbers, strict=False)] for indices in batches)
-        return islice(batches, taken // iteration.owner.unit, None)
+        for _ in islice(batches, taken // iteration.owner.unit):
+            pass
+        iteration.compare_reread()
+        return batches
 
     def loading(self) -> Callable[[list[Any]], Any]:
         """Return a function that converts a drawn batch to what the dataset loads."""
@@ -140,13 +139,13 @@ class SampleOrder(Draws):
         return [index if self._samples is None else (index, 0)]
 
     def _drawn(self, source: Iterable[Any], iteration: LoaderIteration) -> Iterator[Any]:
-        """Iterate over a source, after restoring the generators to the start of the epoch."""
+        """Iterate over a source from the start of the epoch, with its generators' states."""
         with self.at_start(iteration):
             items = iter([*source] if self._draws_later else source)
             first = [*islice(items, 1)]
-        if not self.is_torchs:
-            items = self.each(items, iteration.start.epoch, 1)
-        return chain(first, items)
+        if self.is_torchs:
+            return chain(first, items)
+        return _summed(chain(first, self.each(items, iteration.start.epoch, 1)), iteration.sums)
 
 
 def _summed(batches: Iterator[Any], sums: array[int]) -> Iterator[Any]:
