@@ -159,9 +159,8 @@ class Preparer:
     def _compare_ranks(self, optimizer: torch.optim.Optimizer, step: int) -> int:
         if step:
             require_equal(self.training, f"optimizer.step() number {step}")
+            note_unprepared(self.training, optimizer)
         if step == 1:
-            groups = optimizer.param_groups
-            note_unprepared(self.training, (p for group in groups for p in group["params"]))
             note_unused(self.training)
         return next_comparison(step)
 

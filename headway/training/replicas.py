@@ -17,7 +17,7 @@ from headway.errors import Code, UsageError
 from headway.ipc.stderr import log, log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.strategies.ddp import PASSES
-from headway.training.training import Training, are_prepared
+from headway.training.training import Training, prepared_weights
 
 _MAX_INTERVAL = 1024  # maximum number of steps between comparisons
 _TOLERANCE = 1e-4  # the ranks' GPUs may round differently
@@ -260,15 +260,23 @@ def note_raw_scheduler(training: Training) -> None:
         )
 
 
-def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:
-    """Log once, on rank 0, if `weights` are unprepared or, if None, if no model is prepared."""
-    ranks = training.world.ranks
-    if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
-        what, fix = "the script trains a model that was not passed to prepare()", _PREPARE
-        if are_prepared(None):
-            what = "an optimizer has weights that are in no prepared model"
-            fix = "create it after all changes to its model, and pass both to prepare()"
-        training.progress.log_note(
-            f"{what}: the gradients are not averaged over the {ranks.world_size} ranks, unless the"
-            f" script does this; fix: {fix}"
-        )
+def note_unprepared(training: Training, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Log once, on rank 0, if no model is prepared, or if `optimizer` trains other weights.
+
+    Ranks do not exchange the gradients of these weights.
+    """
+    ranks, groups = training.world.ranks, [] if optimizer is None else optimizer.param_groups
+    if ranks.world_size == 1 or ranks.rank:
+        return
+    what, fix = "the script trains a model that was not passed to prepare()", _PREPARE
+    if known := prepared_weights():
+        weights = [p for group in groups for p in group["params"] if p.requires_grad]
+        shapes = [[*weight.shape] for weight in weights if id(weight) not in known]
+        if not shapes:
+            return
+        what = f"an optimizer has weights that are in no prepared model, of shapes {shapes[:3]}"
+        fix = "pass it and its modules (also a loss module) to prepare(), after all changes to them"
+    training.progress.log_note(
+        f"{what}: the gradients are not averaged over the {ranks.world_size} ranks, unless the"
+        f" script does this; fix: {fix}"
+    )

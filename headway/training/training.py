@@ -186,10 +186,6 @@ _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 """The prepared models of all Accelerators in this process."""
 
 
-def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
-    """Return whether all weights are in prepared models.
-
-    If `weights` is None, return whether any model is prepared.
-    """
-    known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
-    return bool(known) if weights is None else all(id(weight) in known for weight in weights)
+def prepared_weights() -> set[int]:
+    """Return the ids of the weights of all prepared models in this process."""
+    return {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}

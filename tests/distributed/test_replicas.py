@@ -260,10 +260,14 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
             step(accelerator, optimizer, model(batch).sum())
         accelerator.prepare(torch.utils.data.TensorDataset(DATA), DATA, "text", None)
 
-    def of_another() -> None:
-        (accelerator, net, _), other = prepared(), torch.ones(1, requires_grad=True)
-        optimizer = accelerator.prepare(torch.optim.SGD([*net.parameters(), other], lr=0.1))
-        step(accelerator, optimizer, net(DATA).sum())
+    def of_another(*, later: bool = False, trained: bool = True) -> None:
+        (accelerator, net, _), other = prepared(), torch.nn.Linear(1, 1).requires_grad_(trained)
+        both = [{"params": [*module.parameters()]} for module in (net, other)]
+        optimizer = accelerator.prepare(torch.optim.SGD(both[: 2 - later], lr=0.1))
+        for number in range(4):
+            if number == 1 and later:
+                optimizer.add_param_group(both.pop())
+            step(accelerator, optimizer, net(DATA).sum())
 
     def as_it_is() -> None:
         Accelerator().prepare([torch.nn.Linear(1, 1)])
@@ -275,7 +279,11 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         stderr._logged.clear()
         assert said(partial(forgotten, of)).count("trains a model that was not passed") == is_told
     assert ("trains a model" in str(progress.feature_use.notes)) == is_told
-    assert said(of_another).count("weights that are in no prepared model") == is_told
+    told = "weights that are in no prepared model, of shapes [[1, 1], [1]]"
+    for later, trained in ((False, True), (True, True), (False, False)):
+        stderr._logged.clear()
+        printed = said(partial(of_another, later=later, trained=trained))
+        assert printed.count(told) == (is_told and trained)
     assert said(as_it_is).count("returned a list unchanged") == is_told
     stderr._logged.clear()
     assert "note" not in said(all_prepared)
