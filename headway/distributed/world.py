@@ -217,6 +217,9 @@ def require_group(call: str) -> None:
         )
 
 
+_LOCAL_RANK = "if the ranks are on several machines, set it to the number on this machine"
+
+
 def _device_of(ranks: Ranks, asked: str) -> torch.device:
     name = best_device(ranks) if asked in ("auto", "gpu") else asked
     if asked == "auto" and name == CPU.name:
@@ -238,7 +241,8 @@ def _device_of(ranks: Ranks, asked: str) -> torch.device:
                 f"there is no GPU for local rank {ranks.local_rank}: torch detects {count}"
                 + (f" ({why})" if why else ""),
                 where=f"device {asked!r}, LOCAL_WORLD_SIZE={ranks.local_world_size}",
-                fix="start as many processes as there are GPUs, or train with `--cpu`",
+                fix="start as many processes as there are GPUs, or train with `--cpu`"
+                + ("" if values_of(["LOCAL_RANK"]) else f"; LOCAL_RANK is not set: {_LOCAL_RANK}"),
                 code=Code.TOO_FEW_GPUS,
             )
         return torch.device(name, ranks.local_rank)  # pragma: needs a GPU

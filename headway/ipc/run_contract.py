@@ -166,8 +166,9 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return the ranks set by Headway's launcher or torchrun; None without a launcher.
 
-    Raises UsageError if a variable is not a number, if RANK is missing and WORLD_SIZE exceeds 1,
-    or if RANK is not below WORLD_SIZE.
+    Without LOCAL_RANK, ranks are numbered machine by machine, with LOCAL_WORLD_SIZE ranks on each;
+    without both, all ranks are on this machine. Raises UsageError if a variable is not a number, if
+    RANK is missing and WORLD_SIZE exceeds 1, or if RANK is not below WORLD_SIZE.
     """
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None
@@ -188,12 +189,9 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
             fix="start the script with `headway launch` or torchrun, which set both",
             code=Code.RANK_VARIABLES,
         )
-    return Ranks(
-        rank=rank,
-        local_rank=_number(environ, "LOCAL_RANK", rank),
-        world_size=world_size,
-        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
-    )
+    local_world_size = _number(environ, "LOCAL_WORLD_SIZE", world_size)
+    local_rank = _number(environ, "LOCAL_RANK", rank % max(local_world_size, 1))
+    return Ranks(rank, local_rank, world_size, local_world_size)
 
 
 def main_place() -> str:

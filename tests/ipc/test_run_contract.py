@@ -85,6 +85,10 @@ def test_a_world_without_a_rank_is_no_world_of_one() -> None:
 def test_ranks_are_read_under_torchs_names() -> None:
     environ = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
     assert read_ranks(environ) == Ranks(5, 1, 8, 4)
+    del environ["LOCAL_RANK"]
+    assert read_ranks(environ) == Ranks(5, 1, 8, 4)
+    del environ["LOCAL_WORLD_SIZE"]
+    assert read_ranks(environ) == Ranks(5, 5, 8, 8)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [("x", "2"), ("2", "2"), ("-1", "2"), ("0", "")])

@@ -164,9 +164,13 @@ def xpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.usefixtures("xpu")
 @pytest.mark.parametrize("asked", ["auto", "gpu", "xpu"])
-def test_each_rank_has_a_gpu_of_its_own(asked: str) -> None:
+def test_each_rank_has_a_gpu_of_its_own(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert world._device_of(SECOND, asked) == torch.device("xpu", 1)
-    with pytest.raises(MachineError):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(MachineError, match=r"or train with `--cpu`$"):
+        world._device_of(SECOND._replace(local_rank=2), asked)
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(MachineError, match="LOCAL_RANK is not set"):
         world._device_of(SECOND._replace(local_rank=2), asked)
 
 
