@@ -13,6 +13,9 @@ def run() -> None:
 
         from headway.ipc import signals
 
+        # a process inherits the signals that the thread which started it had blocked
+        handled = (*signals.PREEMPTION_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signals.trap(signals.exit_on_signal, number)

@@ -70,6 +70,7 @@ class StopSignals:
         before = {stop: signal.getsignal(stop) for stop in signals.PREEMPTION_SIGNALS}
         self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
         signals.trap(self._record, *self._before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)  # the parent may have blocked them
         # in a forked child; its parent handles the other signals
         os.register_at_fork(after_in_child=partial(self._restore, signal.SIGTERM))
         self._progress.note_use(stopping=True)

@@ -332,6 +332,18 @@ def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("count", "code"), [("1", -signal.SIGTERM), ("2", 143)])
+def test_a_stop_signal_that_the_parent_of_the_launcher_has_blocked_stops_the_ranks(
+    count: str, code: int
+) -> None:
+    blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
+    sleeping = script("import sys, time\nsys.stderr.write('ready\\n')\ntime.sleep(20)")
+    process = start("-q", "--cpu", "--num-processes", count, sleeping, first=blocked)
+    wait_for_lines(process, *["ready"] * int(count))
+    process.send_signal(signal.SIGTERM)
+    finished(process, code)
+
+
 def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang() -> None:
     running, stopping = (Watch(3, lambda: 0.0) for _ in range(2))
     fds = [os.pipe() for _ in range(2)]

@@ -66,7 +66,9 @@ def test_a_rank_saves_when_it_is_stopped_until_its_handlers_are_released() -> No
     progress: Any = Reported()
     stopping = StopSignals(progress)
     before = signal.getsignal(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # as by the process's parent
     stopping.trap()
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert signal.getsignal(signal.SIGTERM) != before
     stopping.release()
     assert signal.getsignal(signal.SIGTERM) == before
