@@ -81,7 +81,7 @@ class Preparer:
                 if self.training.find(obj) is None:
                     is_moved = self.device_placement if place is None else place
                     make(obj, self.training.world.device if is_moved else None)
-        self._note_unshared(obj for obj in args if self.training.find(obj) is None)
+        self._note_unchanged(obj for obj in args if self.training.find(obj) is None)
         results = [obj if (arg := self.training.find(obj)) is None else arg for obj in args]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -97,15 +97,25 @@ class Preparer:
                     code=Code.BAD_ARGUMENT,
                 )
 
-    def _note_unshared(self, objects: Iterable[Any]) -> None:
-        """Log unprepared objects that look like data, because every rank would read all of it."""
+    def _note_unchanged(self, objects: Iterable[Any]) -> None:
+        """Log unprepared objects that look like optimizers, or like data that all ranks read."""
         ranks = self.training.world.ranks
-        for obj in objects if ranks.world_size > 1 and ranks.rank == 0 else ():
-            if hasattr(type(obj), "__iter__") and not isinstance(obj, (str, torch.Tensor)):
+        for obj in objects if ranks.rank == 0 else ():
+            what = f"note: prepare() returned a {type(obj).__name__} unchanged"
+            if all(hasattr(obj, name) for name in ("step", "zero_grad", "param_groups")):
                 log_once(
-                    f"note: prepare() returned a {type(obj).__name__} unchanged: each of the"
-                    f" {ranks.world_size} ranks has a full copy; fix: pass objects to prepare()"
-                    " individually, and wrap data in a torch.utils.data.DataLoader"
+                    f"{what}: it is not a torch.optim.Optimizer, so it also steps while gradients"
+                    " accumulate, with scaled gradients in fp16, and checkpoints do not contain its"
+                    " state unless it is registered; fix: derive its class from"
+                    " torch.optim.Optimizer"
+                )
+            elif ranks.world_size == 1 or isinstance(obj, (str, torch.Tensor)):
+                continue
+            elif hasattr(type(obj), "__iter__"):
+                log_once(
+                    f"{what}: each of the {ranks.world_size} ranks has a full copy; fix: pass"
+                    " objects to prepare() individually, and wrap data in a"
+                    " torch.utils.data.DataLoader"
                 )
 
     # ------------------------------------------- no-ops for objects of other types
