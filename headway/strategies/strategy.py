@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from headway.distributed.world import World
+from headway.errors import CheckpointError, Code
 from headway.precision.precision import Precision
 from headway.strategies.compilation import TorchDynamoPlugin, compiled, uncompiled
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
@@ -64,7 +65,12 @@ class Strategy:
         if trains and self._settings.activation_checkpointing:
             checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
         model = precision.prepare_model(model if device is None else model.to(device))
-        return compiled(self._share(model) if trains else model, self._settings.dynamo)
+        prepared = compiled(self._share(model) if trains else model, self._settings.dynamo)
+        places = {part: name for name, part in prepared.named_modules()}
+        if prefix := places.get(uncompiled(model)):
+            hook = partial(_require_own_names, f"{prefix}.")
+            prepared.register_load_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
+        return prepared
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a model that synchronizes its gradients across ranks."""
@@ -129,6 +135,20 @@ class Strategy:
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models that will be sharded are created on the meta device."""
         return NULL_CTX
+
+
+def _require_own_names(prefix: str, _: torch.nn.Module, keys: Any) -> None:
+    """Raise CheckpointError if a loaded state dict has the names of the unwrapped model.
+
+    With `strict=False`, torch would skip these weights.
+    """
+    if {*keys.missing_keys} & {prefix + name for name in keys.unexpected_keys}:
+        raise CheckpointError(
+            f"the names in the state dict have no prefix {prefix!r}, unlike the prepared model's",
+            where="the script's load_state_dict(...) of a prepared model",
+            fix="call load_state_dict() of unwrap_model(model, keep_torch_compile=False)",
+            code=Code.MISMATCH,
+        )
 
 
 class ForwardMethods:

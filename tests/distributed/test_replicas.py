@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.checkpoint import checkpoint
 
 from headway import Accelerator, DistributedDataParallelKwargs
-from headway.errors import HeadwayError, UsageError
+from headway.errors import CheckpointError, HeadwayError, UsageError
 from headway.ipc import stderr
 from headway.ipc.progress import process_progress
 from headway.utils import set_seed
@@ -222,6 +222,20 @@ def said(training: Callable[[], object]) -> str:
     with redirect_stderr(io.StringIO()) as printed:
         training()
     return printed.getvalue()
+
+
+@with_ranks(1, 2)
+def test_a_prepared_model_refuses_weights_with_the_names_of_the_unwrapped_model() -> None:
+    plain = Net().state_dict()
+    for arguments in ({}, {"dynamo_backend": "eager"}):
+        accelerator, model, _ = prepared(**arguments)
+        inner = accelerator.unwrap_model(model, keep_torch_compile=False)
+        for strict in (True, False) if inner is not model else ():
+            with pytest.raises(CheckpointError, match=r"no prefix .(module|_orig_mod)"):
+                model.load_state_dict(plain, strict=strict)
+        inner.load_state_dict(plain)
+        model.load_state_dict({"other.weight": plain["head.weight"]}, strict=False)
+        model.load_state_dict(copy.deepcopy(model).state_dict())
 
 
 @with_ranks(2, long=(3,))
