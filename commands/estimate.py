@@ -230,3 +230,5 @@ def _show_launch(report: Report) -> None:
         print(report.launch_line(chosen))
         if chosen.row.settings != {"strategy": DDP}:
             print("this requires a script that passes its model to accelerator.prepare()")
+        elif report.devices.world_size > 1:
+            print("this requires a script that divides its data, as accelerator.prepare() does")

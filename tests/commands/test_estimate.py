@@ -138,6 +138,7 @@ def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() ->
     assert [*rows] == [row.name for row in ROWS]
     assert all(row.endswith("  fits") for row in rows.values())
     assert f"headway launch --num-processes 2 {' '.join(flags)} script.py --bs 4" in lines
+    assert "this requires a script that divides its data, as accelerator.prepare() does" in lines
     assert "checked against CPU runs only" in printed
 
 
