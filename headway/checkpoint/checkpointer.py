@@ -95,7 +95,6 @@ class Checkpointer:
         project.iteration += 1
         return str(target)
 
-    @_without_gc()
     def save_to(
         self,
         target: Path,
@@ -131,26 +130,27 @@ class Checkpointer:
             weights = hooked[0] if hooked else self._weights()
             return self._state_to_save(folder, weights, own_buffers, allow_pickle)
 
-        prepared = prepare_checkpoint(
-            target,
-            state,
-            CheckpointProgress(training.steps_done, training.epoch, self._began_at),
-            self._times,
-            begin=call_hooks,
-            then=then,
-        )
-        if not self.has_state:
-            note_raw_scheduler(training)
-        self.has_state = True
-        self._compare_objects()
-        if wait:
-            write_prepared(prepared)
-        else:
-            from headway.checkpoint.background import Background
+        with _without_gc():
+            prepared = prepare_checkpoint(
+                target,
+                state,
+                CheckpointProgress(training.steps_done, training.epoch, self._began_at),
+                self._times,
+                begin=call_hooks,
+                then=then,
+            )
+            if not self.has_state:
+                note_raw_scheduler(training)
+            self.has_state = True
+            self._compare_objects()
+            if wait:
+                write_prepared(prepared)
+            else:
+                from headway.checkpoint.background import Background
 
-            if self._background is None:
-                self._background = Background()
-            self._background.start(prepared)
+                if self._background is None:
+                    self._background = Background()
+                self._background.start(prepared)
 
     def _state_to_save(
         self,
@@ -229,7 +229,6 @@ class Checkpointer:
             if lock is not None:
                 os.close(lock)
 
-    @_without_gc()
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
     ) -> None:
@@ -237,7 +236,7 @@ class Checkpointer:
         from headway.checkpoint.saving import agree, on_rank_0
         from headway.checkpoint.training_state import SavedState, parts_of, shard_like
 
-        with self.training.progress.calling("load_state"):
+        with _without_gc(), self.training.progress.calling("load_state"):
             call_barrier("load_state(...)")
             self.wait_for_checkpoint()
             given = self._folder_to_load(input_dir)
