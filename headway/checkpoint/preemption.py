@@ -385,7 +385,8 @@ class Preemption:
                 " state was not loaded",
                 where="the script's resume()",
                 fix="call accelerator.resume() after every prepare() and"
-                " register_for_checkpointing()",
+                " register_for_checkpointing(); loaders that are created later and need no position"
+                " in checkpoints can be prepared by another Accelerator()",
                 code=Code.NOT_PREPARED,
             )
 

@@ -57,15 +57,15 @@ _UNSAVED_GRADIENTS = (
     " micro-batches loses them. Use accelerator.accumulate(model), or save after the optimizer step"
 )
 _WRAPPED = r"\b(module|_orig_mod)\."
-_NOT_WRAPPED = (
-    "in the run that saves and in this run, create and register it with the unwrapped model:"
-    " AveragedModel(accelerator.unwrap_model(model))"
+_SAME_WRAPPERS = (
+    "compile and wrap the same modules as the run that saved the checkpoint; in both runs, register"
+    " AveragedModel(accelerator.unwrap_model(model)), not AveragedModel(model)"
 )
 _SAME_OBJECTS = (
-    "prepare and register the same objects, in the same order, as the run that saved the checkpoint"
+    "prepare and register the same objects, in the same order, as the run that saved the"
+    " checkpoint; for the weights alone, `headway checkpoint export FOLDER FILE` writes them"
 )
-
-_SAME_SIZES = "create the model with the saved sizes and dtypes, or use another project_dir"
+_SAME_SIZES = "create the model with the saved sizes and dtypes, or load another checkpoint"
 
 
 def state_of(
@@ -144,7 +144,7 @@ class SavedState:
             name = min(live.keys() ^ saved.keys(), key=str)
             place = "the checkpoint" if name in saved else "this run"
             one, other = ({re.sub(_WRAPPED, "", key) for key in each} for each in (saved, live))
-            fix = _SAME_OBJECTS if one != other else _NOT_WRAPPED
+            fix = _SAME_OBJECTS if one != other else _SAME_WRAPPERS
             raise self.mismatch_error(f"{name!r} of {what} exists only in {place}", fix)
 
     def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
@@ -375,7 +375,8 @@ class LossScale(_Part):
         fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
         checkpoint.require_equal("mixed_precision", name, live.name, fix=fix)
         parts = (sorted(state) for state in (saved["state"], live.state_dict()))
-        checkpoint.require_equal("state of the loss scale", *parts)
+        fix = "pass the same GradScalerKwargs as the run that saved the checkpoint"
+        checkpoint.require_equal("state of the loss scale", *parts, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the loss scale"
@@ -395,7 +396,7 @@ class AccumulationState(_Part):
         saved = checkpoint.shared[self.name]
         if saved["micro_batches"] or saved["num_backward"]:
             ranks = checkpoint.saved_by, rank_and_size()[1]
-            self._require(checkpoint, "--num-processes", *ranks)
+            self._require(checkpoint, "the number of ranks", *ranks)
         if saved["micro_batches"]:
             steps = saved["steps"], self._training.accumulation.steps
             self._require(checkpoint, "gradient_accumulation_steps", *steps)
@@ -477,7 +478,8 @@ class OtherLoaders(_Part):
         checkpoint.require_equal(what, len(saved), len(live), fix=fix)
         if any(loader["state"] for loader in saved):
             ranks = checkpoint.saved_by, rank_and_size()[1]
-            checkpoint.require_equal("ranks, with use_stateful_dataloader", *ranks)
+            fix = f"use {checkpoint.saved_by} ranks"
+            checkpoint.require_equal("ranks, with use_stateful_dataloader", *ranks, fix=fix)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the state of loaders"

@@ -181,7 +181,8 @@ class Preparer:
                 raise UsageError(
                     f"{type(scheduler).__name__} has an optimizer that has not been prepared",
                     where="the script's prepare(...)",
-                    fix="pass the optimizer to prepare() together with the scheduler, or before it",
+                    fix=f"pass scheduler.optimizer, a {type(scheduler.optimizer).__name__}, to"
+                    " prepare() together with the scheduler, or before it",
                     code=Code.NOT_PREPARED,
                 )
             prepared = PreparedScheduler(

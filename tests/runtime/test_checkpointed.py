@@ -279,6 +279,17 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(what: str, tmp_path: Pat
     assert run.loader.epoch == 1
 
 
+def test_a_layer_that_is_wrapped_in_one_run_only_is_named_with_its_fix(tmp_path: Path) -> None:
+    plain, layer = Accelerator(cpu=True), torch.nn.Linear(1, 1)
+    plain.prepare(torch.nn.Sequential(layer))
+    plain.save_state(tmp_path / "saved")
+    wrapped: Any = torch.compile(layer, backend="eager")
+    other = Accelerator(cpu=True)
+    other.prepare(torch.nn.Sequential(wrapped))
+    with pytest.raises(CheckpointError, match="fix:  compile and wrap the same modules"):
+        other.load_state(tmp_path / "saved")
+
+
 class OwnAdam(torch.optim.Adam):
     """A class of the script."""
 

@@ -161,9 +161,10 @@ def _load(
 
     if not folder.exists():
         raise CheckpointError(
-            f"{folder.name} does not exist: the checkpoint is from a run without sharding",
+            f"{folder.name} does not exist",
             where=str(folder.parent),
-            fix="resume with the strategy of that run, such as `--strategy ddp`, or start over",
+            fix="pass a folder to which a sharded model was saved; if the checkpoint is from a run"
+            " without sharding, resume with the strategy of that run, such as `--strategy ddp`",
             code=Code.MISMATCH,
         )
     call_barrier("the loading of a sharded model or optimizer")
