@@ -11,6 +11,7 @@ import copy
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +52,7 @@ class LoaderIteration:
         self.depth = sum(each.owner is owner for each in self.around)  # over the same loader
         self.last_within = 0  # `rounds` at the end of the latest loop in which it yielded batches
         self.saved_until = 0  # `rounds` at the latest `save_state()`; see `LoaderSet.saving_at_end`
+        self.thread = get_ident()  # that requests its batches
         self.ordinal = 0  # number in an epoch of `run.epochs`; 0 if nested
         self.is_new = owner.draws.seed is None  # whether the loader's order has not been drawn yet
         self.first = start.first  # see `StartPosition`
@@ -215,7 +217,9 @@ class Epochs:
             start = start._replace(stream=self.stream_state)
             if start.stream is None and not is_of_datasets(self.stream):
                 self.run.report(_LEFT_STREAM)
-        own = (each for each in self.run.open if each.owner is self)
+        own = [each for each in self.run.open if each.owner is self]
+        if any(each.has_trained and each.thread != get_ident() for each in own):
+            self.run.report(_IN_THREAD)
         in_last_batch = [each.ordinal for each in own if each.ordinal and each.is_complete]
         return {
             "place": [*start],
@@ -481,6 +485,10 @@ _REST = (
 _LAST_BATCH = (
     "note: the checkpoint was saved in the body of a loop's last batch: the epoch is complete, so"
     " the next loop over the loader is the next epoch (loader.epoch)"
+)
+_IN_THREAD = (
+    "note: another thread iterates over a loader, so a resumed run skips the batches that it has"
+    " read ahead of the training. Iterate in the thread that trains, with num_workers > 0"
 )
 _LEFT_STREAM = (
     "note: a loop over a stream with state_dict() ended early, and this checkpoint was saved before"

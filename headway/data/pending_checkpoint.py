@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,12 +21,12 @@ class PendingCheckpoint:
     it includes the script's changes between two epochs. Iterations under `torch.no_grad()` do not
     save it.
 
-    Outside of a loop, a checkpoint is saved at once. In an epoch of `run.epochs`, it is saved after
-    a loop's last batch or outside of a loop when the next loop begins, or at the end of the epoch's
-    body, which a run that resumes from there does not execute again. If the script keeps an
-    iterator that it trains with, the checkpoint is in both cases saved when the next loop begins,
-    because the script may replace the iterator before. The last checkpoint of a run that stops is
-    not delayed by a loop.
+    Outside of a loop, or of a loop in another thread, a checkpoint is saved at once. In an epoch of
+    `run.epochs`, it is saved after a loop's last batch or outside of a loop when the next loop
+    begins, or at the end of the epoch's body, which a run that resumes from there does not execute
+    again. If the script keeps an iterator that it trains with, the checkpoint is in both cases
+    saved when the next loop begins, because the script may replace the iterator before. The last
+    checkpoint of a run that stops is not delayed by a loop.
     """
 
     def __init__(self, run: LoaderSet) -> None:
@@ -51,6 +52,8 @@ class PendingCheckpoint:
         self.update_leader()
         leader, is_due = self._leader, self.action is not None
         self.action = None
+        if leader is not None and leader.thread != get_ident():  # does not train between batches
+            return False
         if leader is None or leader.is_over:
             if self._run.earlier is None and not self._run.keeps_iterators:
                 return False

@@ -7,6 +7,8 @@ import signal
 import time
 from itertools import pairwise
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -198,6 +200,26 @@ def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
         if training.accelerator.checkpoint(every=1):
             seen.append(training.accelerator.sync_gradients)
     assert seen == [True, True, True]
+
+
+def test_batches_that_another_thread_reads_ahead_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    training, batches = Training(), Queue[Any](maxsize=1)
+    training.accelerator.resume()
+
+    def read() -> None:
+        for batch in training.loader:
+            batches.put(batch)
+        batches.put(None)
+
+    reader = Thread(target=read)
+    reader.start()
+    for step in training.batches(iter(batches.get, None)):
+        training.accelerator.checkpoint(every=1)
+        assert names()[-1] == f"step_0000000{step}"
+    reader.join()
+    assert capsys.readouterr().err.count("another thread iterates over a loader") == 1
 
 
 def test_a_duration_is_as_good_as_a_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
