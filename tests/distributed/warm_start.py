@@ -25,11 +25,12 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from headway.launcher.processes import server
 from headway.launcher.rank import import_hooks
@@ -329,29 +330,37 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _skip_destructors() -> None:
-    """Let forks end without the destructors of torch's libraries, which take 0.2 s; on glibc.
+    """Let forks end without the destructors of torch's libraries, which take 0.3 s; on glibc.
 
     What is registered later, and Python's own end, comes before. Source: exit(3), on_exit(3).
     """
+    for finalizer in vars(weakref.finalize)["_registry"]:  # of torch's operators
+        finalizer.atexit = False
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
         libc.on_exit(libc["_exit"], None)
         libc["__cxa_atexit"](libc.fflush, None, None)
 
 
-def _end(code: object) -> None:
-    """End this process as Python does, but do not destroy modules, which takes 0.2 s with torch.
+def _run_to_end(program: Callable[..., object], *arguments: object) -> NoReturn:
+    """Run a program, and end as Python does, but do not destroy torch's modules: it takes 0.2 s.
 
-    Return where the code is none, or a stream cannot be written: the usual end reports it.
+    Raise SystemExit where the code is no number, or a stream cannot be written: Python reports it.
     """
+    ended = SystemExit(0)
+    try:
+        program(*arguments)
+    except SystemExit as error:
+        ended = error
     vars(threading)["_shutdown"]()  # which waits for threads
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         sys.stderr.flush()
-        if code is None or isinstance(code, int):
+        if ended.code is None or isinstance(ended.code, int):
             ctypes.CDLL(None).fflush(None)
-            os._exit(code or 0)
+            os._exit(ended.code or 0)
+    raise ended
 
 
 def _is_plain(command: Sequence[str]) -> bool:
@@ -373,7 +382,7 @@ def _serve_ranks(usual_modules: Collection[str]) -> None:
     from headway.launcher.processes import server
 
     vars(server)["gc"] = SimpleNamespace(collect=bool, freeze=bool)  # it is done
-    server.main()
+    _run_to_end(server.main)
 
 
 def main() -> None:
@@ -405,15 +414,9 @@ def main() -> None:
         return
     vars(os)["execve"] = _execute
     try:
-        _run(command)
-    except SystemExit as ended:
-        _end(ended.code)
-        raise
+        _run_to_end(_run, command)
     except _Executed as executed:
         kept = executed  # with what its frames hold
-    else:
-        _end(0)
-        return
     _run_in_place(*kept.args, usual_modules)
 
 
