@@ -45,9 +45,10 @@ class Trained:
 
     def bits(self) -> str:
         """Return all that a checkpoint could change."""
-        states = [self.model.state_dict(), self.optimizer.state_dict(), self.average.state_dict()]
-        with torch._tensor_str.printoptions(threshold=2**30, precision=17):
-            return f"{states} {torch.get_rng_state()} {random.getstate()}"
+        owners = (self.model, self.optimizer, self.average)
+        states = [*(owner.state_dict() for owner in owners), torch.get_rng_state()]
+        lists = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.tolist, states)
+        return f"{lists} {random.getstate()}"
 
 
 @pytest.fixture(scope="module")
