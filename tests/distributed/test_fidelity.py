@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -161,35 +163,28 @@ def test_the_title_of_a_rank_names_script_and_rank_and_ranks_draw_different_numb
     assert [len(set(drawn)) for drawn in numbers] == [3, 3, 3]
 
 
-def test_files_beside_the_script_shadow_nothing_of_the_server() -> None:
+FORKED = """
+import os
+server = os.getppid()
+threads, maps = os.listdir(f"/proc/{server}/task"), open(f"/proc/{server}/maps").read()
+print(len(threads), "/dev/nvidia" in maps, os.getpgid(server) == server)
+import torch
+print("fine", torch.ones(1).item())
+"""
+
+
+def test_the_server_imports_no_file_of_the_folder_and_has_one_thread_and_no_cuda_context() -> None:
     for taken in ("headway", "launcher", "json", "selectors", "torch"):
         Path(f"{taken}.py").write_text("raise SystemExit('shadowed')")
     Path("sub").mkdir()
-    Path("sub/script.py").write_text("import torch; print('fine', torch.ones(1).item())")
     text = "import sys; del sys.path[0]; import headway.commands.main as m; sys.exit(m.main())"
-    words = ["launch", "-q", "--cpu", "--supervise", "sub/script.py"]
-    done = execute([sys.executable, "-c", text, *words])
-    assert done.stdout == "fine 1.0\n", done.stderr
-
-
-@pytest.mark.usefixtures("executed_starts")
-def test_the_server_has_one_thread_and_no_cuda_context_when_it_forks() -> None:
-    text = """
-import os
-status = open(f"/proc/{os.getppid()}/status").read()
-tasks = os.listdir(f"/proc/{os.getppid()}/task")
-maps = open(f"/proc/{os.getppid()}/maps").read()
-print(len(tasks), "/dev/nvidia" in maps, os.getpgid(os.getppid()) == os.getppid())
-"""
-    done = launch("-q", "--cpu", "--supervise", script(text), OMP_NUM_THREADS="1")
-    assert done.stdout == "1 False True\n"
+    words = ["launch", "-q", "--cpu", "--supervise", script(FORKED, "sub/script.py")]
+    done = execute([sys.executable, "-c", text, *words], environment(OMP_NUM_THREADS="1"))
+    assert done.stdout == "1 False True\nfine 1.0\n", done.stderr
     assert os.environ.get("OPENBLAS_NUM_THREADS") is None
 
 
 def test_the_private_function_of_runpy_is_there() -> None:
-    import inspect
-    import runpy
-
     function = vars(runpy)["_run_module_as_main"]
     assert list(inspect.signature(function).parameters) == ["mod_name", "alter_argv"]
 
