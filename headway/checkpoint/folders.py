@@ -487,6 +487,14 @@ def remove_leftovers(project: Path) -> None:
         log(f"note: cannot remove the leftovers of an interrupted save: {shown(str(left[0]))}")
 
 
+def note_unwritable(project: Path) -> None:
+    """Log a note if checkpoints cannot be saved in a project, before the first save fails."""
+    folders = (project / FOLDER, *(project / FOLDER).parents)
+    nearest = next(folder for folder in folders if os.path.exists(folder))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        log(f"note: {shown(str(nearest))} is not writable, so checkpoints cannot be saved there")
+
+
 def listed_in(folder: Path) -> list[Candidate]:
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [*candidates_in(folder), *(Candidate(0.0, path) for path in left)]

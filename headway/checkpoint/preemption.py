@@ -20,6 +20,7 @@ from headway.checkpoint.folders import (
     candidates,
     named_folder,
     newest_complete,
+    note_unwritable,
     remove_leftovers,
     resolve_checkpoint,
 )
@@ -181,6 +182,7 @@ class Preemption:
                 log(line)
             if self._checkpoints.lock_checkpoints(project.absolute()):
                 remove_leftovers(project)
+            note_unwritable(project.absolute())
             self._report_at_end(path)
         is_unknown = step and training.run.epoch is None and not training.has_trained_epochs
 

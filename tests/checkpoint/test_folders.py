@@ -55,6 +55,11 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         times.prune(tmp_path, 2, "checkpoint_")
     with monkeypatch.context() as patch:
         patch.setattr(folders, "remove", lambda path: False)  # as in another user's sticky folder
+        patch.setattr(os, "access", lambda path, mode: path == tmp_path.parent)
+        folders.note_unwritable(tmp_path)
+        assert f"note: {tmp_path} is not writable" in capsys.readouterr().err
+        folders.note_unwritable(tmp_path.parent / "new")
+        assert not capsys.readouterr().err
         times.prune(tmp_path, 1, "checkpoint_")
         assert f"cannot remove the old checkpoint {tmp_path}" in capsys.readouterr().err
     assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_10"]
