@@ -313,7 +313,7 @@ class LoaderSet:
         is_continuing = self.has_trained or any(each.owner.has_trained for each in self.open)
         if iteration.has_trained or (iteration.rounds and not self.counts_training):
             owner.end(iteration, is_with_others=any(other.is_exhausted for other in self._closed))
-        elif iteration.is_exhausted and not owner.has_trained and is_continuing:
+        elif iteration.rounds and not owner.has_trained and is_continuing:
             owner.next_start = iteration.next_epoch
 
     @property

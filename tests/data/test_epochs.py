@@ -123,6 +123,19 @@ def test_no_draw_look_or_evaluation_changes_a_later_epoch(options: dict[str, Any
     assert torch.equal(torch.get_rng_state(), before), "a later epoch draws nothing of the script's"
 
 
+def test_new_iterators_over_a_loader_without_a_loop_of_its_own_yield_new_batches() -> None:
+    set_seed(3)
+    loader = prepared()
+    loader.run.counts_training = True
+    other: Any = PreparedDataLoader(DataLoader(range(99), 1, shuffle=True), run=loader.run)
+    others: list[int] = []
+    for _ in range(3):  # such as an unlabelled batch in each step
+        trained(loader, lambda: others.append(next(iter(other)).item()))
+    with torch.no_grad():
+        others += [next(iter(other)).item() for _ in range(20)]
+    assert len({*others}) > 20
+
+
 def two_loops(folder: Path, seed: int, stop: int = 0) -> list[Any]:
     """Train with two loaders in each epoch, until a step; return what each step has seen."""
     set_seed(seed)
