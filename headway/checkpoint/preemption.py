@@ -266,11 +266,12 @@ class Preemption:
         must_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
         began_at = time.monotonic()
         atexit.unregister(self._at_end)
-        with self._training.progress.calling("checkpoint"):
-            folder = self._save_step(step, allow_pickle, wait or must_stop)
-        self._schedule.note_cost(time.monotonic() - began_at)
-        if must_stop:
-            self._exit(folder, step)
+        with self._training.accumulation.uncounted():
+            with self._training.progress.calling("checkpoint"):
+                folder = self._save_step(step, allow_pickle, wait or must_stop)
+            self._schedule.note_cost(time.monotonic() - began_at)
+            if must_stop:
+                self._exit(folder, step)
         return folder
 
     def _is_due(self, step: int) -> bool:

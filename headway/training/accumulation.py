@@ -105,6 +105,21 @@ class AccumulationWindow:
         )
 
 
+class MicroBatch(AbstractContextManager[None]):
+    """The block of `accumulate()`, in which gradients are exchanged as in the inner context."""
+
+    def __init__(self, accumulation: Accumulation, inner: AbstractContextManager[Any]) -> None:
+        self._accumulation, self._inner = accumulation, inner
+
+    def __enter__(self) -> None:
+        self._accumulation.is_within = True
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        self._accumulation.is_within = False
+        return self._inner.__exit__(*error)
+
+
 class Accumulation:
     """Counts micro-batches; gradients are due after `steps` of them, and at the end of the loader.
 
@@ -137,6 +152,8 @@ class Accumulation:
         self._steps: dict[str, AccumulationWindow] = {}
         self.step = self._step_of("")  # of the most recently accumulated models
         self._by_models: dict[tuple[torch.nn.Module, ...], AccumulationWindow] = {}
+        self.is_within = False  # whether the script is in an `accumulate()` block
+        self._before = (0, True)  # micro-batches and `sync_gradients` before the latest micro-batch
         self.num_backward = 0  # backward passes since the gradients were used or dropped
         self.most_backward = 0  # of an optimizer step
         self.resumed_backward = 0  # `num_backward` when the run resumed within an epoch
@@ -215,8 +232,17 @@ class Accumulation:
             check_entries("models", models, torch.nn.Module, "Accelerator.accumulate")
             numbers = [at for at, model in enumerate(prepared()) if not models or model in models]
             step = self._by_models[models] = self._step_of(",".join(map(str, numbers)))
-        self.step = step
+        self.step, self._before = step, (step.micro_batches, self.sync_gradients)
         self.sync_gradients = step.begin(self.steps, self.plugin.sync_with_dataloader)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Exclude a micro-batch whose batch the script requests within its `accumulate()` block."""
+        step, counted = self.step, (self.step.micro_batches, self.sync_gradients)
+        if self.is_within and step.is_fresh:
+            step.micro_batches, self.sync_gradients = self._before
+        yield
+        step.micro_batches, self.sync_gradients = counted  # unless the run stops here
 
     def is_apart(self, number: int) -> bool:
         """Return whether a prepared model belongs only to other accumulation windows."""

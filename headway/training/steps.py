@@ -20,6 +20,7 @@ from headway.ipc.progress import Progress
 from headway.ipc.step_clock import BACKWARD, GRADIENTS
 from headway.strategies.ddp import time_exchange
 from headway.strategies.strategy import NULL_CTX
+from headway.training.accumulation import MicroBatch
 from headway.training.arguments import reject_unsupported
 from headway.training.optimizer import PreparedOptimizer, note_discarded
 from headway.training.replicas import note_not_stepped, note_raw_optimizer, note_unprepared
@@ -127,13 +128,13 @@ class Steps:
         strategy = self.training.strategy
         is_synced = accumulation.sync_gradients or accumulation.plugin.sync_each_batch
         if is_synced or strategy.shards:  # sharded gradients need less memory than unsharded ones
-            return NULL_CTX
+            return MicroBatch(accumulation, NULL_CTX)
         if len(models) == 1:
-            return strategy.no_sync(models[0])
+            return MicroBatch(accumulation, strategy.no_sync(models[0]))
         stack = ExitStack()
         for model in models or self.training.models:
             stack.enter_context(strategy.no_sync(model))
-        return stack
+        return MicroBatch(accumulation, stack)
 
     @contextmanager
     def join_uneven_inputs(

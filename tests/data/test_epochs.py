@@ -127,7 +127,7 @@ def test_new_iterators_over_a_loader_without_a_loop_of_its_own_yield_new_batches
     set_seed(3)
     loader = prepared()
     loader.run.counts_training = True
-    other: Any = PreparedDataLoader(DataLoader(range(99), 1, shuffle=True), run=loader.run)
+    other: Any = PreparedDataLoader(DataLoader(range(99), 1, shuffle=True), run=loader.run)  # type: ignore[arg-type]
     others: list[int] = []
     for _ in range(3):  # such as an unlabelled batch in each step
         trained(loader, lambda: others.append(next(iter(other)).item()))

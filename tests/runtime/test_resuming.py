@@ -425,3 +425,28 @@ def test_restarted_ranks_go_on_from_what_their_job_has_saved(
     (CHECKPOINTS / "step_00000006" / NAME).write_text("{}")
     with pytest.raises(CheckpointError, match="step_00000006"):
         restarted(behind).accelerator.resume()
+
+
+def accumulated(project: Path, num_steps: int) -> list[float]:
+    accelerator = Accelerator(cpu=True, project_dir=project, gradient_accumulation_steps=4)
+    torch.manual_seed(0)
+    weights = torch.nn.Linear(4, 1)
+    loader: Any = torch.utils.data.DataLoader(torch.randn(200, 4), 4)  # type: ignore[arg-type]
+    model, optimizer, loader = accelerator.prepare(
+        weights, torch.optim.SGD(weights.parameters(), 0.1), loader
+    )
+    batches = (batch for _ in range(9) for batch in loader)
+    for _ in range(accelerator.resume().step, num_steps):
+        for _ in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(next(batches)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.checkpoint(every=5)
+    return [weight.item() for weight in weights.weight[0]]
+
+
+def test_a_batch_that_is_requested_within_accumulate_is_of_the_next_step(tmp_path: Path) -> None:
+    whole = accumulated(tmp_path / "whole", 20)
+    accumulated(tmp_path / "cut", 13)
+    assert accumulated(tmp_path / "cut", 20) == whole
