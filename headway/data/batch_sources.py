@@ -358,7 +358,8 @@ class PreshardedSource(BatchSource):
         """Raise UsageError if the DistributedSamplers draw different orders or equal parts."""
         own, self._is_compared = self._sampler, True
         text = "" if own is None else f"{own.rank} {own.shuffle} {own.seed * own.shuffle}"
-        texts = call_barrier(LOOP, text) or [text] * (self._num_ranks if has_real_ranks() else 1)
+        call = f"{LOOP}, comparing samplers"
+        texts = call_barrier(call, text) or [text] * (self._num_ranks if has_real_ranks() else 1)
         if "" in texts:
             return
         ranks, *options = zip(*map(str.split, texts), strict=True)
@@ -387,7 +388,7 @@ class PreshardedSource(BatchSource):
             if number == length:
                 new -= self._repeats
             own = f"{new} {read is not None:d} {read is None or read.is_last:d}"
-            lines = call_barrier(LOOP, own) or [own] * self._num_ranks
+            lines = call_barrier(f"{LOOP}, comparing sizes", own) or [own] * self._num_ranks
             rows = [map(int, line.split()) for line in lines]
             rank_sizes, have_batches, are_last = zip(*rows, strict=True)
             if not any(have_batches):
@@ -441,7 +442,7 @@ class DispatchedSource(BatchSource):
                 ready = [for_each_tensor(torch.Tensor.cpu, part) for part in parts]
                 ready += [NoBatch] * (self._num_ranks - len(ready))
                 sent = [(part, batch) for part in ready]
-            call_barrier(LOOP)
+            call_barrier(f"{LOOP}, scattering")
             received: list[Any] = [None]
             dist.scatter_object_list(received, sent)
             part, batch = received[0]
@@ -473,7 +474,8 @@ def size_of(batch: Any) -> int:
 
 def require_same(**facts: object) -> None:
     """Raise UsageError if facts about the data differ between ranks; ignore facts that are None."""
-    texts = call_barrier(LOOP, "\n".join(map(str, facts.values()))) or []
+    call = f"{LOOP}, comparing {', '.join(facts)}"
+    texts = call_barrier(call, "\n".join(map(str, facts.values()))) or []
     columns = zip(*(text.split("\n") for text in texts), strict=True)
     for name, values in zip(facts, columns, strict=False):
         if "None" not in values and len({*values}) > 1:

@@ -65,7 +65,7 @@ class Draws:
         """Derive the seed from rank 0's generator states, and return these."""
         if self._is_alike:
             with named_call(LOOP):
-                states = broadcast_object_list([*states])
+                [states] = broadcast_object_list([states])
         self.seed = self.generators.seed_of(states)
         return states
 

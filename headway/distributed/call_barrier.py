@@ -86,7 +86,8 @@ def call_barrier(call: str, detail: str = "") -> list[str] | None:
     barriers = _barriers()
     if barriers is None:
         return None
-    everyone = barriers.enter(_name.get() or call, detail)
+    name = _name.get()  # the same for calls whose details cannot be compared
+    everyone = barriers.enter(f"{name}, in {call}" if name else call, detail)
     return [rank.detail for rank in everyone] if everyone else None
 
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +132,23 @@ def require_refusals_of_calls_on_rank_0(
         others: Callable[[], object] = lambda: broadcast_object_list(["another call"])  # noqa: E731
         others = accelerator.wait_for_everyone if name == "broadcast_object_list" else others
         require_refusal(call if RANK == 0 else others, name)
+
+
+@with_ranks(3, long=(2,))
+def test_loops_over_loaders_of_different_kinds_name_both_places() -> None:
+    configs = [{}, {"dispatch_batches": True}, {"already_sharded": True}]
+    made = [Accelerator(dataloader_config=DataLoaderConfiguration(**each)) for each in configs]
+    numbers = [torch.arange(24)[part] for part in (slice(None), slice(None), slice(RANK, None, 3))]
+    datasets: list[tuple[Accelerator, Any]] = [*zip(made, numbers, strict=True)]
+    datasets += [(made[0], torch.arange(24)), (made[0], Stream(range(24)))]
+    with looking_often():
+        for one, other in combinations(range(5), 2):
+            loaders = [accelerator.prepare(DataLoader(data)) for accelerator, data in datasets]
+            next(iter(loaders[3]))  # compares less from now on
+            if RANK == 0:
+                require_refusal(lambda: next(iter(loaders[one])), f"{one} {other}")  # noqa: B023
+            else:
+                require_refusal(lambda: next(iter(loaders[other])), f"{one} {other}")  # noqa: B023
 
 
 @with_ranks(3, long=(2,))
