@@ -41,7 +41,9 @@ _EQUAL, _DIFFERENT = b"same", b"differ"
 _FIX_BACKWARD = (
     "if this rank skipped a backward(), for example for a NaN loss, skip the batch on all ranks:"
     " `if accelerator.reduce(loss.isfinite().float(), 'mean') < 1: continue`; each loss must depend"
-    " on the model; otherwise, "
+    " on the model; if the ranks have different numbers of batches, omit even_batches=False, or run"
+    " the loop in `with accelerator.join_uneven_inputs([model]):` (not with sharded models);"
+    " otherwise, "
 )
 _FIX_SHARDED = "call sharded models equally often (in generate(): synced_gpus=True); or "
 _NOT_THE_SCRIPT = (
