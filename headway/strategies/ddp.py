@@ -44,7 +44,7 @@ class DDP(Strategy):
     def set_up(self, world: World, settings: StrategySettings) -> None:
         super().set_up(world, settings)
         self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
-        self.has_copies = settings.ddp.compare_weights
+        self.compares_ranks = settings.ddp.compare_weights
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         inner = uncompiled(model)

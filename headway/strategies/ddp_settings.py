@@ -46,9 +46,9 @@ class DistributedDataParallelKwargs(KwargsHandler):
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
         comm_state_option: arguments for torch's PowerSGDState; only for a PowerSGD hook.
-        compare_weights: whether ranks compare the weights and learning rates of prepared objects.
-            They do this after 1, 2, 4, ..., 1024 optimizer steps, then every 1024 steps, at
-            checkpoints, and in `end_training()`.
+        compare_weights: whether ranks compare the weights and hyperparameters of prepared objects;
+            with fsdp, only the hyperparameters. They do this after 1, 2, 4, ..., 1024 optimizer
+            steps, then every 1024 steps, at checkpoints, and in `end_training()`.
 
     Raises:
         UsageError: a hook or wrapper is unknown, or the `comm_` arguments are incompatible.

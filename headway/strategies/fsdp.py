@@ -53,6 +53,7 @@ class FSDP(Strategy):
     def set_up(self, world: World, settings: StrategySettings) -> None:
         super().set_up(world, settings)
         self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
+        self.compares_ranks = settings.ddp.compare_weights
         if settings.cpu_offload and world.device.type == "cpu":
             raise UsageError(
                 "cpu_offload requires GPUs, but this run is on the CPU",

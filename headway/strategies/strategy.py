@@ -42,7 +42,7 @@ class Strategy:
     data_rank = 0  # index of this rank's part of each batch
     data_size = 1  # number of parts
     shards = False  # whether a rank has only a shard of each parameter
-    has_copies = False  # whether ranks compare their replicas of each parameter
+    compares_ranks = False  # whether ranks compare replicated weights, and hyperparameters
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
         """Set up this strategy, which distributes models over the ranks of `world`."""

@@ -22,7 +22,7 @@ Groups = Sequence[Mapping[str, Any]]
 
 _PLAIN = (bool, int, float, str, type(None))
 _PROGRESS = ("last_epoch", "best", "base_lrs", "last_lr")  # or derived from the optimizer's
-_WORDS = {"lr": "learning rate"}
+WORDS = {"lr": "learning rate"}
 
 
 def note_discarded(progress: Progress, owner: str) -> None:
@@ -250,7 +250,7 @@ class PreparedScheduler(AttributeProxy):
 
 
 def optimizer_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    groups = [_plain_items(group) for group in optimizer.param_groups]
+    groups = [plain_items(group) for group in optimizer.param_groups]
     for group in groups:
         if "initial_lr" in group:  # then a schedule has changed `lr`
             group["lr"] = group.pop("initial_lr")
@@ -259,12 +259,12 @@ def optimizer_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def scheduler_options(scheduler: Any) -> list[dict[str, Any]]:
     state: dict[str, Any] = getattr(scheduler, "state_dict", dict)()
-    items = {name: value for name, value in _plain_items(state).items() if name[0] != "_"}
+    items = {name: value for name, value in plain_items(state).items() if name[0] != "_"}
     inner = [g for sub in getattr(scheduler, "_schedulers", ()) for g in scheduler_options(sub)]
     return [{name: items[name] for name in items if name not in _PROGRESS}, *inner]
 
 
-def _plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
+def plain_items(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the items that can be printed: numbers, strings and sequences of these."""
     items = {}
     for name, value in state.items():
@@ -294,7 +294,7 @@ def override_notes(
     strings for code that sets a value, one for each group.
     """
     lines = [
-        f"note: {_WORDS.get(name, name)} {new[name]} from the checkpoint overrides {value} from the"
+        f"note: {WORDS.get(name, name)} {new[name]} from the checkpoint overrides {value} from the"
         " script; to use the script's value, set it afterwards: "
         f"{setter.format(name=name, value=value)}"
         for group, old, new, setter in zip(given, before, loaded, setters, strict=False)

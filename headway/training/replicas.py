@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from math import isclose, isnan
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -17,13 +21,15 @@ from headway.errors import Code, UsageError
 from headway.ipc.stderr import log, log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.strategies.ddp import PASSES
+from headway.training.optimizer import WORDS, plain_items
 from headway.training.training import Training, prepared_weights
 
 _MAX_INTERVAL = 1024  # maximum number of steps between comparisons
 _TOLERANCE = 1e-4  # the ranks' GPUs may round differently
 
-_FIX_RATE = (
-    "pass the scheduler the same value on all ranks, such as accelerator.reduce(metric, 'mean')"
+_FIX_HYPERPARAMETER = (
+    "create the optimizer with the same values on all ranks; for ReduceLROnPlateau, call"
+    " loss = accelerator.reduce(loss, 'mean') before scheduler.step(loss)"
 )
 _FIX_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
 _FIX_WEIGHTS = (
@@ -54,37 +60,35 @@ def next_comparison(step: int) -> int:
 
 
 def require_equal(training: Training, call: str) -> None:
-    """Raise UsageError on all ranks if weights, learning rates or arguments differ between ranks.
+    """Raise UsageError on all ranks if weights, hyperparameters or arguments differ between ranks.
 
-    The ranks compare sums and sums of squares. All ranks must call this function. Error
-    messages name `call`, the call in the script.
+    The ranks compare sums and sums of squares of weights; they do not compare sharded weights. All
+    ranks must call this function. Error messages name `call`, the call in the script.
     """
-    if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
+    strategy = training.strategy
+    models = [model for model in training.models if model not in training.evaluation_models]
+    if not (strategy.compares_ranks and models and has_real_ranks()) or training.ranks_may_differ:
         return
-    weights = dict(_weights_of(training, call))
+    weights = {} if strategy.shards else dict(_weights_of(models, call))
+    names = [*weights]
+    arguments = {
+        "gradient_accumulation_steps": training.accumulation.steps,
+        "mixed_precision": training.precision.name,
+    }
+    own = arguments, _hyperparameters(training), [len(names), crc32(repr(names).encode())]
+    if (details := call_barrier(call, json.dumps(own))) is not None:
+        arguments_of, hyperparameters_of, names_of = zip(*map(json.loads, details), strict=True)
+        _require_equal_items(arguments_of, call, _FIX_ARGUMENT)
+        _require_equal_items(hyperparameters_of, call, _FIX_HYPERPARAMETER)
+        if any(each != names_of[0] for each in names_of):
+            what = "the prepared weights of the ranks differ in name or number"
+            raise _differing(what, call, _FIX_WEIGHTS)
     if not weights:
         return
-    arguments = {
-        "gradient_accumulation_steps": torch.tensor(float(training.accumulation.steps)),
-        "mixed_precision": torch.tensor(float(crc32(training.precision.name.encode()))),
-    }
-    rates = {
-        f"the learning rate of parameter group {group} of optimizer {number}": torch.tensor(
-            float(options["lr"]), dtype=torch.float64
-        )
-        for number, optimizer in enumerate(training.optimizers)
-        for group, options in enumerate(optimizer.param_groups)
-        if "lr" in options
-    }
-    fixes = {**dict.fromkeys(arguments, _FIX_ARGUMENT), **dict.fromkeys(rates, _FIX_RATE)}
-    names = [*fixes, *weights]
-    if call_barrier(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
-        what = "the prepared weights of the ranks differ in name or number"
-        raise _differing(what, call, _FIX_WEIGHTS)
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
-    compared = [*arguments.values(), *rates.values(), *weights.values()]
-    everyones = gather_same_shape(_sums(compared, device, dtype)[None])  # rank, weight, kind
+    sums = _sums(weights.values(), device, dtype)
+    everyones = gather_same_shape(sums[None])  # rank, weight, kind
     scale = everyones[0].abs()
     scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may sum to 0
     differ = ((everyones - everyones[0]).abs() > _TOLERANCE * scale).any(2)
@@ -92,9 +96,35 @@ def require_equal(training: Training, call: str) -> None:
         return
     first = int(differ.any(0).int().argmax())
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
-    name = names[first]
-    what = f"{name} differs between {named(ranks)} and rank 0"
-    raise _differing(what, call, fixes.get(name) or _fix_of(name, weights, training.models))
+    what = f"{names[first]} differs between {named(ranks)} and rank 0"
+    raise _differing(what, call, _fix_of(names[first], weights, training.models))
+
+
+def _hyperparameters(training: Training) -> dict[str, Any]:
+    return {
+        f"the {WORDS.get(name, name)} of parameter group {group} of optimizer {number}": value
+        for number, optimizer in enumerate(training.optimizers)
+        for group, items in enumerate(optimizer.param_groups)
+        for name, value in plain_items(items).items()
+        if not isinstance(value, str)  # such as the name of this rank's device
+    }
+
+
+def _require_equal_items(items: Sequence[dict[str, Any]], call: str, fix: str) -> None:
+    for name in dict.fromkeys(chain(*items)):
+        first, *others = (each.get(name, "missing") for each in items)
+        for rank, value in enumerate(others, 1):
+            if not _is_equal(value, first):
+                what = f"{name} is {first} on rank 0, but {value} on rank {rank}"
+                raise _differing(what, call, fix)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
+        return all(map(_is_equal, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return isclose(value, other, rel_tol=_TOLERANCE) or (isnan(value) and isnan(other))
+    return bool(value == other)
 
 
 def _fix_of(name: str, weights: Mapping[str, torch.Tensor], models: list[torch.nn.Module]) -> str:
@@ -140,8 +170,7 @@ def _differing(what: str, call: str, fix: str) -> UsageError:
     return UsageError(what, where=call, fix=fix, code=code, is_of_all_ranks=True)
 
 
-def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:
-    models = [model for model in training.models if model not in training.evaluation_models]
+def _weights_of(models: list[torch.nn.Module], call: str) -> Iterator[tuple[str, torch.Tensor]]:
     for number, prepared in enumerate(map(uncompiled, models)):
         model, ignored, known = prepared, set[str](), None
         if isinstance(prepared, DistributedDataParallel):

@@ -16,7 +16,7 @@ from warnings import catch_warnings, simplefilter
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ConstantLR
+from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 from torch.utils.checkpoint import checkpoint
 
 from headway import Accelerator, DistributedDataParallelKwargs
@@ -106,6 +106,14 @@ def own_learning_rate(accelerator: Accelerator, model: Any, optimizer: Any) -> N
     step(accelerator, optimizer, model(DATA).square().mean())
 
 
+def own_betas(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    other = torch.optim.Adam(
+        [torch.nn.Parameter(torch.ones(1 + RANK))], betas=(0.9, 0.9 + RANK * 0.09)
+    )
+    accelerator.prepare(other)
+    step(accelerator, optimizer, model(DATA).square().mean())
+
+
 def own_argument(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     accelerator.gradient_accumulation_steps = 1 + RANK
     step(accelerator, optimizer, model(DATA).square().mean())
@@ -130,8 +138,10 @@ DRIFTS: dict[Callable[..., None], str] = {
     gradient_penalty: "body.weight differs .*number 1$",
     replaced_layer: "head.weight was added after its model.*number 1$",
     changed_by_hand: "head.bias differs between .*number 32$",
-    own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 .*number 1$",
-    own_argument: "gradient_accumulation_steps differs between rank.*number 1$",
+    own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 is 0.1 on rank 0,"
+    " but 1.1 on rank 1: .*number 1$",
+    own_betas: r"the betas of .* is \[0.9, 0.9\] on rank 0, but \[0.9, 0.99\] on rank 1",
+    own_argument: "gradient_accumulation_steps is 1 on rank 0, but 2 on rank 1: .*number 1$",
     at_checkpoint: "body.weight differs .*a checkpoint$",
     at_the_end: r"weight of prepared model 1 differs .*end_training\(\)$",
     reentrant_checkpoint: "differs .*number 1$",  # last, because the process keeps its warning
@@ -152,7 +162,7 @@ def test_ranks_whose_weights_differ_are_refused() -> None:
             drift(*prepared())
         text = str(refused.value)
         assert re.search(told, " ".join(text.splitlines()[:2])), (drift, text)
-        is_of_weights = drift not in (own_learning_rate, own_argument)
+        is_of_weights = drift not in (own_learning_rate, own_betas, own_argument)
         assert ("before prepare()" in text) == is_of_weights
         fix = text.partition("fix:  ")[2]
         for first, causes in CAUSES.items():
@@ -378,6 +388,31 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
     process_progress().num_trained = 0
     stderr._logged.clear()
     assert "note" not in said(both)
+
+
+@with_ranks(2)
+def test_learning_rates_that_differ_are_refused_with_sharded_models() -> None:
+    def train(change: float, rounding: float = 0.0, **arguments: Any) -> float:
+        accelerator, model, optimizer = prepared(strategy="fsdp", **arguments)
+        own = torch.optim.Adam([torch.nn.Parameter(torch.ones(1 + RANK))], lr=1.0 + RANK)
+        plateau = ReduceLROnPlateau(optimizer, patience=0)
+        for epoch in range(4):
+            step(accelerator, optimizer, model(DATA).square().mean())
+            own.step()  # of this rank alone
+            plateau.step(1.0 + change * epoch)
+            optimizer.param_groups[0]["weight_decay"] = 0.1 + rounding
+            optimizer.param_groups[0]["device"] = f"cpu:{RANK}"
+        accelerator.save_state("sharded")
+        rate: float = optimizer.param_groups[0]["lr"]
+        return rate
+
+    told = "the learning rate of .* is 0.1 on rank 0, but 0.001"
+    with pytest.raises(UsageError, match=told) as refused:
+        train(RANK - 0.5)
+    assert "accelerator.reduce(loss, 'mean')" in refused.value.problems[0].fix
+    assert train(1.0, rounding=RANK * 1e-7) < 0.1
+    handler = DistributedDataParallelKwargs(compare_weights=False)
+    assert (train(RANK - 0.5, kwargs_handlers=[handler]) < 0.1) == RANK
 
 
 @with_ranks(2, long=(3,))
