@@ -27,7 +27,7 @@ from headway.ipc.typed import plain
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker_group import RUNS_FILE, TrackedRuns
-from headway.training.replicas import note_raw_scheduler, require_equal
+from headway.training.replicas import note_raw_scheduler, note_unsaved, require_equal
 from headway.training.training import Training
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class Checkpointer:
             )
             if not self.has_state:
                 note_raw_scheduler(training)
+                note_unsaved(training)
             self.has_state = True
             self._compare_objects()
             if wait:

@@ -289,6 +289,31 @@ def note_raw_scheduler(training: Training) -> None:
         )
 
 
+def note_unsaved(training: Training) -> None:
+    """Log once, on rank 0, if a prepared optimizer trains weights that checkpoints lack."""
+    held = [value for obj in training.registered for value in getattr(obj, "__dict__", {}).values()]
+    modules = [m for m in (*training.registered, *held) if isinstance(m, torch.nn.Module)]
+    known = prepared_weights() | {id(p) for module in modules for p in module.parameters()}
+    known |= {id(value) for value in held}
+    groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
+    shapes = _trained_shapes(groups, known)
+    if shapes and training.world.is_main:
+        is_alone = training.world.ranks.world_size == 1  # ranks also have to average gradients
+        training.progress.log_note(
+            f"checkpoints do not contain weights of shapes {shapes[:3]} that a prepared optimizer"
+            " trains, because they are in no prepared model: unless the script saves them, a run"
+            " that resumes starts from their initial values; fix: pass their module to prepare()"
+            + ", or to register_for_checkpointing()"
+            * is_alone,
+        )
+
+
+def _trained_shapes(groups: Iterable[Mapping[str, Any]], known: set[int]) -> list[list[int]]:
+    """Return the shapes of weights that are trained, except those whose ids are in `known`."""
+    weights = [p for group in groups for p in group["params"] if p.requires_grad]
+    return [[*weight.shape] for weight in weights if id(weight) not in known]
+
+
 def note_unprepared(training: Training, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Log once, on rank 0, if no model is prepared, or if `optimizer` trains other weights.
 
@@ -299,8 +324,7 @@ def note_unprepared(training: Training, optimizer: torch.optim.Optimizer | None 
         return
     what, fix = "the script trains a model that was not passed to prepare()", _PREPARE
     if known := prepared_weights():
-        weights = [p for group in groups for p in group["params"] if p.requires_grad]
-        shapes = [[*weight.shape] for weight in weights if id(weight) not in known]
+        shapes = _trained_shapes(groups, known)
         if not shapes:
             return
         what = f"an optimizer has weights that are in no prepared model, of shapes {shapes[:3]}"

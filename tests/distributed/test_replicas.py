@@ -256,6 +256,32 @@ def test_registered_objects_that_differ_between_ranks_are_named_at_the_first_sav
     assert len(re.findall(differ, said(lambda: accelerator.save_state("object")))) == (RANK == 0)
 
 
+@with_ranks(1, 2)
+def test_trained_weights_that_checkpoints_lack_are_reported_at_the_first_save() -> None:
+    class Holder:
+        def __init__(self, module: torch.nn.Module) -> None:
+            self.module = module
+            self.state_dict, self.load_state_dict = module.state_dict, module.load_state_dict
+
+    def train(register: Callable[[Any], Any], *, trained: bool = True) -> str:
+        accelerator, net, loss = Accelerator(), Net(), torch.nn.Linear(2, 1)
+        loss.requires_grad_(trained)
+        weights = [*net.parameters(), *loss.parameters()]
+        accelerator.prepare(net, torch.optim.SGD(weights, lr=0.1))
+        if (registered := register(loss)) is not None:
+            accelerator.register_for_checkpointing(registered)
+        stderr._logged.clear()
+        return said(lambda: [accelerator.save_state("first"), accelerator.save_state("second")])
+
+    told = "checkpoints do not contain weights of shapes [[1, 2], [1]]"
+    printed = train(lambda _: None)
+    assert printed.count(told) == (RANK == 0)
+    assert ("register_for_checkpointing()" in printed) == (WORLD == 1)
+    assert told not in train(lambda _: None, trained=False)
+    for register in (lambda loss: loss, Holder):
+        assert told not in train(register)
+
+
 @with_ranks(2)
 def test_an_optimizer_that_divides_its_state_is_refused_at_a_save() -> None:
     with catch_warnings():
