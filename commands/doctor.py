@@ -188,7 +188,9 @@ def _shared_memory(host: HostFacts) -> Iterator[Check]:
     if host.shm_bytes >= MIN_SHM_BYTES:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
         return
-    what = f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers"
+    what = "missing or read-only, but data loader workers pass batches through it"
+    if host.shm_bytes:
+        what = f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers"
     mount = "in Kubernetes, mount an emptyDir with medium Memory at /dev/shm"
     yield Check("/dev/shm", WARNING, what, ["`docker run --shm-size=8g`", mount])
 

@@ -117,7 +117,7 @@ class HostFacts(NamedTuple):
     numa_nodes: int | None
     memory_bytes: int | None
     memory_limit_bytes: int | None  # the cgroup's limit
-    shm_bytes: int | None  # the size of /dev/shm
+    shm_bytes: int | None  # the size of /dev/shm; 0 if it is missing or read-only
     open_files: int | None  # soft limit, like the next two fields; -1: unlimited
     processes: int | None
     locked_bytes: int | None

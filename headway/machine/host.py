@@ -90,7 +90,7 @@ def _linux(source: Source) -> dict[str, Fact]:
         "numa_nodes": _fact(len(nodes), "/sys/devices/system/node"),
         "memory_bytes": _fact(memory.get("MemTotal"), "/proc/meminfo"),
         "memory_limit_bytes": _fact(memory_limit(source), "the cgroup", "not limited by a cgroup"),
-        "shm_bytes": _fact(source.disk_size("dev/shm"), "/dev/shm", "/dev/shm does not exist"),
+        "shm_bytes": (source.disk_size("dev/shm"), "/dev/shm"),
         "interfaces": (tuple(source.names_in("sys/class/net")), "/sys/class/net"),
         "infiniband": (tuple(source.names_in("sys/class/infiniband")), "/sys/class/infiniband"),
     }

@@ -83,12 +83,12 @@ class Source:
             raise OSError(last[-1])
         return str(output)
 
-    def disk_size(self, path: str) -> int | None:
-        """Return the size of the file system at `path` in bytes; None if it does not exist."""
+    def disk_size(self, path: str) -> int:
+        """Return the size in bytes of the file system at `path`; 0 if missing or read-only."""
         with suppress(OSError):
             there = os.statvfs(os.path.join(self.root, path))
-            return there.f_frsize * there.f_blocks
-        return None
+            return 0 if there.f_flag & os.ST_RDONLY else there.f_frsize * there.f_blocks
+        return 0
 
     def limit(self, name: str) -> int:
         """Return this process's soft limit RLIMIT_<name>; -1 if unlimited."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +100,19 @@ def test_a_gpu_without_kernels_in_the_torch_build_is_an_error_that_names_a_build
         for check in kernels:
             assert "sm_70, but PyTorch's builds for CUDA 13.0" in check.what
             assert "whl/cu126" in check.fix
+
+
+def test_a_missing_or_read_only_dev_shm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = found(RECORDINGS["laptop_cpu"]._replace(shm=0))
+    assert (finding.check, finding.status) == ("/dev/shm", WARNING)
+    assert finding.what.startswith("missing or read-only")
+    assert "--shm-size" in finding.fix
+    there = os.statvfs("/")
+    assert Source("/").disk_size("") == there.f_frsize * there.f_blocks
+    assert Source("/").disk_size("does/not/exist") == 0
+    read_only = SimpleNamespace(f_flag=os.ST_RDONLY, f_frsize=4096, f_blocks=9)
+    monkeypatch.setattr(os, "statvfs", lambda _: read_only)
+    assert Source("/").disk_size("") == 0
 
 
 def test_a_torch_that_is_too_old_is_an_error() -> None:
