@@ -193,6 +193,7 @@ def find_failure(
             first.killed_after_s,
             first.exited_silently,
             -first.code in signals_received,
+            tuple(lines),
         ),
         last_lines=tuple(describe_crash(lines) or lines),
         suspicion=suspicion,

@@ -27,6 +27,7 @@ class Evidence(NamedTuple):
     killed_after_s: float | None = None  # time until the launcher killed the rank
     exited_silently: bool = False  # by os._exit or a signal, without a report
     is_forwarded: bool = False  # the launcher received the signal first
+    last_lines: tuple[str, ...] = ()  # of the process's output
 
 
 class Reason(NamedTuple):
@@ -55,6 +56,11 @@ _NO_OOM_KILL_FIX = (
     "another program, a user or a scheduler sent the signal (systemd-oomd and earlyoom do so to "
     "free memory): the kernel counted no OOM kill in this control group during the run"
 )
+_COLLECTIVES_FIX = (
+    "call the same collectives in the same order on all ranks; to leave a loop together, call "
+    "accelerator.set_trigger() on one rank, and run `if accelerator.check_trigger(): break` on "
+    "all ranks"
+)
 
 
 def _for_crash(name: str, matches: Callable[[Crash], bool], fix: str, more: str = "") -> Reason:
@@ -80,14 +86,7 @@ REASONS = (
         *("no_interface", texts.NO_INTERFACE),
         f"no network interface of this machine has that name: {SOCKET_FIX}",
     ),
-    Reason(
-        "ranks_diverged",
-        lambda seen: bool(seen.divergence),
-        "{divergence}",
-        "call the same collectives in the same order on all ranks; to leave a loop together, call "
-        "accelerator.set_trigger() on one rank, and run `if accelerator.check_trigger(): break` on "
-        "all ranks",
-    ),
+    Reason("ranks_diverged", lambda seen: bool(seen.divergence), "{divergence}", _COLLECTIVES_FIX),
     _for_crash(
         "device_out_of_memory",
         lambda crash: is_out_of_memory(crash),
@@ -110,6 +109,16 @@ REASONS = (
         "the loss does not use all parameters of the model: freeze the others before prepare(), or "
         "pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs("
         "find_unused_parameters=True)])",
+    ),
+    _for_text(
+        *("second_backward", texts.SECOND_BACKWARD),
+        "the strategy ddp allows one backward pass for each forward pass: add the losses and call "
+        "accelerator.backward() once, or run the forward pass again",
+    ),
+    _for_text(
+        *("one_sample", texts.ONE_SAMPLE),
+        "this rank's batch has one sample, as the last global batch is divided among the ranks: "
+        "pass drop_last=True to the DataLoader, or another batch size",
     ),
     _for_text(
         *("device_ids_on_cpu", texts.DEVICE_IDS_ON_CPU),
@@ -140,18 +149,18 @@ REASONS = (
         "this torch build does not support this GPU: `headway doctor` names a build that does",
     ),
     _for_crash(
-        "shared_memory_full",
+        "no_shared_memory",
         # the whole traceback includes the traceback of a loader worker
         lambda crash: (
             contains(crash.traceback, texts.SHARED_MEMORY_FULL)
             or (
-                contains(crash.message, [texts.DISK_FULL])
-                and contains(crash.traceback, [texts.NEW_SEMAPHORE])
+                contains(crash.message, texts.UNUSABLE_FOLDER)
+                and contains(crash.traceback, texts.NEW_SHARED_OBJECT)
             )
         ),
-        "/dev/shm, which loader workers use to pass batches, is full: start the container with "
-        "`docker run --shm-size=8g`; in Kubernetes, mount an emptyDir with `medium: Memory` at "
-        "/dev/shm; or set num_workers=0",
+        "/dev/shm, which loader workers use to pass batches, is full, missing or read-only: start "
+        "the container with `docker run --shm-size=8g`; in Kubernetes, mount an emptyDir with "
+        "`medium: Memory` at /dev/shm; or set num_workers=0",
     ),
     _for_crash(
         "disk_full",
@@ -253,6 +262,12 @@ REASONS = (
         "the launcher received {signal} and forwarded it to the ranks: between the first call of "
         "accelerator.checkpoint() and end_training(), SIGTERM, SIGINT, SIGHUP and SIGUSR1 save and "
         "stop; otherwise, and for SIGUSR2, set a handler with signal.signal",
+    ),
+    Reason(
+        "other_collective",
+        lambda seen: contains("\n".join(seen.last_lines), texts.OTHER_COLLECTIVE),
+        "{rank} was killed by {signal}, because the ranks called different collectives",
+        "skip a sharded model's forward or backward pass on all ranks or none; " + _COLLECTIVES_FIX,
     ),
     Reason(
         "cpu_time",

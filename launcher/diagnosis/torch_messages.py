@@ -34,6 +34,9 @@ NO_GPU = (
 )
 # torch 2.13.0, distributed/c10d/reducer.cpp
 UNUSED_PARAMETERS = ("Expected to have finished reduction in the prior iteration",)
+SECOND_BACKWARD = ("Expected to mark a variable ready only once",)
+ONE_SAMPLE = ("Expected more than 1 value per channel",)  # torch 2.13.0, nn/functional.py
+OTHER_COLLECTIVE = ("op.preamble.length <= op.nbytes",)  # gloo in torch 2.13.0, tcp/pair.cc
 # torch 2.13.0, nn/parallel/distributed.py
 DEVICE_IDS_ON_CPU = ("or CPU modules, but got device_ids",)
 MISMATCHED_PACKAGES = (
@@ -50,8 +53,12 @@ SHARED_MEMORY_FULL = (
     "unable to allocate shared memory(shm)",  # torch 2.13.0, libtorch_cpu (MapAllocator.cpp)
     "workers are out of shared memory",  # torch 2.13.0, libtorch_python.so (DataLoader.cpp)
 )
-NEW_SEMAPHORE = "_multiprocessing.SemLock("  # Python 3.11, multiprocessing/synchronize.py
-DISK_FULL = os.strerror(errno.ENOSPC)  # errno(3)
+NEW_SHARED_OBJECT = (
+    "_multiprocessing.SemLock(",  # Python 3.11, multiprocessing/synchronize.py
+    "unable to open shared memory object",  # torch 2.13.0, libtorch_cpu (MapAllocator.cpp)
+)
+DISK_FULL = os.strerror(errno.ENOSPC)  # errno(3), like the next two messages
+UNUSABLE_FOLDER = (DISK_FULL, os.strerror(errno.ENOENT), os.strerror(errno.EROFS))
 UNWRITTEN = (
     "] . unexpected pos ",  # torch 2.13.0, inline_container.cc: torch.save to a full disk
     "PytorchStreamWriter failed writing",  # torch 2.13.0, inline_container.cc

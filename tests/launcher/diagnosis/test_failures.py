@@ -12,7 +12,7 @@ import pytest
 from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import Failure, RankExit, find_failure
 from headway.launcher.diagnosis.reasons import is_communication_error
-from headway.launcher.diagnosis.torch_messages import UNUSED_PARAMETERS
+from headway.launcher.diagnosis.torch_messages import ONE_SAMPLE, UNUSED_PARAMETERS
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")
 LOST = "Connection closed by peer"
@@ -81,6 +81,8 @@ def test_the_script_s_line_is_named_if_a_library_raised_the_exception() -> None:
 
 
 NO_SPACE = "[Errno 28] No space left on device"
+NO_SHM = os.strerror(errno.ENOENT)
+SHM_OBJECT = "unable to open shared memory object </torch_1> in read-write mode"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,10 @@ NO_SPACE = "[Errno 28] No space left on device"
             "shm",
         ),
         ("OSError", f"_multiprocessing.SemLock(\n{NO_SPACE}", "--shm-size"),
+        ("FileNotFoundError", f"_multiprocessing.SemLock(\n{NO_SHM}", "missing or read-only"),
+        ("RuntimeError", f"{SHM_OBJECT}: {NO_SHM}", "num_workers=0"),
+        ("RuntimeError", f"{SHM_OBJECT}: {os.strerror(errno.EROFS)} (30)", "missing or read-only"),
+        ("RuntimeError", f"{SHM_OBJECT}: {os.strerror(errno.EMFILE)} (24)", "fix the script"),
         ("OSError", NO_SPACE, "free space"),
         (
             "AttributeError",
@@ -125,6 +131,8 @@ NO_SPACE = "[Errno 28] No space left on device"
         ("RuntimeError", "cannot compute the infinity norm on an empty tensor", "norm_type=2"),
         ("RuntimeError", "operator torchvision::nms does not exist", "pip install"),
         ("RuntimeError", f"{UNUSED_PARAMETERS[0]} before", "find_unused_parameters=True"),
+        ("RuntimeError", "Expected to mark a variable ready only once. This", "add the losses"),
+        ("ValueError", f"{ONE_SAMPLE[0]}, got input size", "drop_last=True"),
         ("RuntimeError", "Unable to find address for: eth7", "GLOO_SOCKET_IFNAME"),
         ("ValueError", "GPU modules or CPU modules, but got device_ids [0]", "omit device_ids"),
     ],
@@ -254,6 +262,14 @@ def test_without_a_traceback_the_last_lines_stand_in() -> None:
     lines = {1: [f"line {number}" for number in range(40)]}
     found = failure(ended(1, -11, 1), last_lines=lines)
     assert found.details.splitlines() == ["last output of rank 1:", *lines[1][-12:]]
+
+
+def test_an_abort_of_gloo_in_different_collectives_is_no_work_of_another_process() -> None:
+    said = {1: ("what(): [gloo/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 40 vs 18.",)}
+    found = failure(ended(1, -6, 1), last_lines=said)
+    assert "killed by SIGABRT, because the ranks called different collectives" in found.cause
+    assert "a sharded model's forward or backward pass" in found.fix
+    assert failure(ended(1, -6, 1)).reason.name == "signal"
 
 
 def test_a_stopped_rank_is_the_cause_only_if_nothing_else_failed() -> None:
