@@ -83,6 +83,9 @@ def submit(request: RemoteJob) -> int:
     except HeadwayError:
         shutil.rmtree(into, ignore_errors=True)
         raise
+    if not job:
+        log("note: submitted, but sbatch printed no job id; `squeue --me` lists your jobs")
+        return 0
     print(job)
     log(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` cancels it")
     return 0

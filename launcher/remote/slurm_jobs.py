@@ -96,7 +96,7 @@ def _directive(name: str, value: str) -> str:
 
 
 def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Submit the text of a batch script and return the job's id.
+    """Submit the text of a batch script; return the job's id, or "" if sbatch prints none.
 
     The options are passed on sbatch's command line, because SBATCH_* variables override options in
     the script. The job inherits `environ`. Raises LaunchError if sbatch refuses the job, and
@@ -110,7 +110,8 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
             fix="correct the option that the message names; `sinfo` lists the partitions",
             code=Code.JOB,
         )
-    return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
+    ids: list[str] = re.findall(r"^(\d+)(?:;\S+)?\s*$", done.stdout, re.MULTILINE)
+    return ids[-1] if ids else ""  # JOB, or JOB;CLUSTER; a site's wrapper may print more lines
 
 
 def is_job_id(word: str) -> bool:
