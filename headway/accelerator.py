@@ -885,9 +885,9 @@ class Accelerator(Process):
 
         Call this on every rank at the end of the loop body, in each iteration. It is cheap when no
         save is due, and a no-op between the micro-batches of a step. A job must stop after a rank
-        or the launcher receives SIGTERM, SIGUSR1, SIGHUP (closed terminal) or Ctrl-C, and at its
-        `--time-limit`. All ranks then raise SystemExit after the same step, with code 75 ("saved,
-        restart me"), or 130 after Ctrl-C. Signals are handled from the first call on.
+        or the launcher receives SIGTERM, SIGUSR1, SIGHUP (closed terminal), SIGXCPU (CPU time) or
+        Ctrl-C, and at its `--time-limit`. All ranks then raise SystemExit after the same step, with
+        code 75 ("saved, restart me"), or 130 after Ctrl-C. Signals are handled from the first call.
 
         Checkpoints are saved between batches. In a loop over a prepared loader, a checkpoint is
         saved when the loop requests its next batch; after the last batch, it is saved when the next

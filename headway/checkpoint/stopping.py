@@ -34,9 +34,10 @@ class StopRequest(IntEnum):
     NONE = 0
     TIME_LIMIT = 1
     SIGUSR1 = 2
-    SIGHUP = 3  # terminal closed
-    SIGTERM = 4
-    SIGINT = 5
+    SIGXCPU = 3  # a limit on CPU time
+    SIGHUP = 4  # terminal closed
+    SIGTERM = 5
+    SIGINT = 6
 
     def __str__(self) -> str:
         return "the time limit" if self is StopRequest.TIME_LIMIT else self.name

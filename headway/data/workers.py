@@ -20,7 +20,7 @@ from headway.data.generators import snapshot
 from headway.data.script_loaders import changed, is_plain
 from headway.ipc import signals
 
-_REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
+_REQUESTS = {*signals.PREEMPTION_SIGNALS}
 _HAS_PROC = sys.platform == "linux"
 _CHILD_OF_RANK = ForkProcess, SpawnProcess  # not children of a fork server
 
@@ -82,7 +82,7 @@ class ShieldedWorker:
     def __call__(self, worker_id: int) -> None:
         if _HAS_PROC:
             signals.trap(_exit_unless_rank_saves, signal.SIGTERM)
-            signals.ignore_until_exec(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+            signals.ignore_until_exec(*_REQUESTS - {signal.SIGTERM})
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
         if self._init is not None:
             self._init(worker_id)

@@ -41,7 +41,7 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
         restore_handlers(before)
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 PREEMPTION_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1)
 
 

@@ -260,8 +260,8 @@ REASONS = (
         lambda seen: seen.is_forwarded,
         "{rank} was killed by {signal}",
         "the launcher received {signal} and forwarded it to the ranks: between the first call of "
-        "accelerator.checkpoint() and end_training(), SIGTERM, SIGINT, SIGHUP and SIGUSR1 save and "
-        "stop; otherwise, and for SIGUSR2, set a handler with signal.signal",
+        "accelerator.checkpoint() and end_training(), SIGTERM, SIGINT, SIGHUP, SIGXCPU and SIGUSR1 "
+        "save and stop; otherwise, and for SIGUSR2, set a handler with signal.signal",
     ),
     Reason(
         "other_collective",

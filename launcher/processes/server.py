@@ -97,7 +97,7 @@ def main() -> None:
     if method == "fork":
         _warm_up()
     # before this call, SIGTERM terminates this process at once, even during an import
-    signals.ignore_until_exec(signal.SIGTERM)
+    signals.ignore_until_exec(signal.SIGTERM, signal.SIGXCPU)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signals.ignore_until_exec(signal.SIGHUP)
     rank = _Server(server, job).serve()
@@ -156,7 +156,7 @@ def _fork_under_guardian(launcher: socket.socket, grace_s: float) -> None:
         os.setsid()  # signals to the guardian's process group do not reach the server
         return
     # a cluster may send these signals to all processes
-    signals.ignore_until_exec(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    signals.ignore_until_exec(signal.SIGTERM, signal.SIGXCPU, *worker.USER_SIGNALS)
     # without Headway's or the script's name: `pkill -f` must not kill the guardian
     set_title(f"guardian of process {os.getppid()}")
     status = _wait_for_server(server, launcher, grace_s)
@@ -361,7 +361,7 @@ def _init_rank(server_pid: int, rank: Rank) -> None:
     init_child(server_pid, rank.fds[:3])
     bind(rank.env.pop(CPUS_VARIABLE, ""))
     os.environ.update(rank.env)
-    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
+    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS, signal.SIGXCPU)
     signals.reset_handlers(_COMPILER_IMPORTED, _ENVIRONMENT_CHANGED)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.reset_handlers(signal.SIGHUP)

@@ -187,6 +187,7 @@ while True:
     [
         (signal.SIGTERM, 75, 75),
         (signal.SIGHUP, 5, 5),
+        (signal.SIGXCPU, 75, 75),
         (signal.SIGUSR1, 0, 0),  # no stop, but the user's: no grace period begins
     ],
 )

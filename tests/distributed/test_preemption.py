@@ -126,6 +126,8 @@ def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
     process = job.start()
     require_saved(interrupt(job, process, partial(one_rank, job, 1, signal.SIGUSR1), dice))
     process = job.start("--workers", "2")
+    require_saved(interrupt(job, process, partial(send_to_all, signal.SIGXCPU), dice))
+    process = job.start("--workers", "2")
     require_saved(interrupt(job, process, partial(process.send_signal, signal.SIGINT), dice), 130)
     finish(job)
     require_exact(job, 2)

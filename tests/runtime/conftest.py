@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from headway.ipc.signals import PREEMPTION_SIGNALS
+
 
 @pytest.fixture(autouse=True)
 def usual_signals() -> Iterator[None]:
     """Let signals do what they did, whatever a test has left."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    numbers = PREEMPTION_SIGNALS
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):

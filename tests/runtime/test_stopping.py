@@ -24,7 +24,10 @@ from tests.runtime.resumed_training import CHECKPOINTS, PROJECT, Training, launc
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)],
+    [
+        *((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGXCPU, 75)),
+        (signal.SIGINT, 130),
+    ],
 )
 def test_a_signal_saves_and_leaves_after_the_step(
     number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
