@@ -60,7 +60,10 @@ def __getattr__(name: str) -> object:
         from headway.migration.missing import raise_missing  # imported only for missing names
 
         raise_missing("", name, __name__)
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except AttributeError as error:  # Python would replace its message
+        raise ImportError(f"cannot import headway.{name}: {error}", name=__name__) from error
 
 
 def __dir__() -> list[str]:

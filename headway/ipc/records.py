@@ -174,7 +174,7 @@ class Crash(NamedTuple):
     code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
     is_from_headway: bool = False  # a bug: raised in Headway's code, but not a HeadwayError
-    fix: str = ""  # the HeadwayError's fix, which `traceback` omits
+    fix: str = ""  # the HeadwayError's, which `traceback` omits, or of a shadowed module
     where: str = ""  # the HeadwayError's origin, which `traceback` omits
     step: int = 0  # completed steps of the training run; 0: none or unknown
     may_pass: bool = False  # a restart may help; see `reasons.may_pass`

@@ -37,11 +37,11 @@ Stack = tuple[Frame, ...]
 
 def user_frame(stack: Stack) -> Frame | None:
     """Return the most recent call outside of libraries; if there is none, the most recent call."""
-    users = [frame for frame in stack if not _is_in_library(frame.file)]
+    users = [frame for frame in stack if not is_in_library(frame.file)]
     return users[-1] if users else stack[-1] if stack else None
 
 
-def _is_in_library(file: str) -> bool:
+def is_in_library(file: str) -> bool:
     # user site-packages and folders in .pth files are outside of this Python's folders
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
 

@@ -27,7 +27,7 @@ from headway.ipc.progress import process_progress
 from headway.ipc.records import Crash, Frame, ScriptEnd, epoch_time
 from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
-from headway.launcher.diagnosis.stacks import BEFORE_SCRIPT, PACKAGE
+from headway.launcher.diagnosis.stacks import BEFORE_SCRIPT, PACKAGE, is_in_library
 from headway.launcher.plan.program import RUNTIMES, finder_in, interpreter
 from headway.launcher.rank import import_hooks, rank_monitor
 
@@ -39,6 +39,7 @@ USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 T = TypeVar("T")
 
+_IMPORT_ERRORS = ("AttributeError", "ImportError", "ModuleNotFoundError")
 _GLOO_WAIT_S = 0.02  # for gloo's threads to release their last works; see distributed/world.py
 
 _BOOTSTRAP = """\
@@ -276,6 +277,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         step=progress.step if is_of_training else 0,
         may_pass=_attempt(lambda: may_pass(error), False),
     )
+    crash = crash._replace(fix=_attempt(lambda: _fix_for_shadowing(crash), ""))
     if isinstance(error, HeadwayError):
         crash = _attempt(lambda: _with_fix(crash, error), crash)
     _send_end(crash)
@@ -307,6 +309,16 @@ def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
         fix="; ".join(problem.fix for problem in error.problems),
         where="; ".join(problem.where for problem in error.problems),
     )
+
+
+def _fix_for_shadowing(crash: Crash) -> str:
+    """Return the fix if a file shadows the module of the standard library that has failed."""
+    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        is_named = crash.kind in _IMPORT_ERRORS and f"'{name}'" in crash.message
+        if file and not is_in_library(file) and (is_named or crash.is_from_headway):
+            return f"rename {file}: it is imported instead of Python's module {name}"
+    return ""
 
 
 def _without_repetition(error: BaseException, text: str) -> str:

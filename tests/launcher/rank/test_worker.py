@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -152,6 +153,40 @@ def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_
     crash = crash_among(run_as_rank(script(text))[1])
     assert crash.is_from_headway is is_ours
     assert ("Did you mean: 'prepare'?" in crash.traceback) is ("prepaer" in text)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("random.py", "import tempfile", "cannot import name 'Random' from 'random'"),
+        ("queue.py", "import queue\nqueue.Queue()", "module 'queue' has no attribute 'Queue'"),
+        ("calendar.py", "import calendar.x", "'calendar' is not a package"),
+    ],
+)
+def test_a_file_that_shadows_a_module_of_the_standard_library_is_named(
+    file: str, text: str, message: str
+) -> None:
+    Path(file).write_text("x = 1\n")
+    crash = crash_among(run_as_rank(script(text))[1])
+    assert message in crash.message
+    assert crash.fix == f"rename {Path(file).resolve()}: it is imported instead of Python's " + (
+        f"module {file.removesuffix('.py')}"
+    )
+    other = crash_among(run_as_rank(script("import queue, random\nraise ValueError('queue')"))[1])
+    assert other.fix == ""
+    ours = "from headway.errors import did_you_mean\ndid_you_mean('a', None)\n"
+    crash = crash_among(run_as_rank(script(f"import calendar\n{ours}"))[1])
+    assert crash.is_from_headway
+    assert crash.fix.startswith("rename") is (file == "calendar.py")
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_an_attribute_that_is_missing_while_headway_is_imported_is_named() -> None:
+    text = "import random, torch\ndel random.Random\nfrom headway import Accelerator"
+    crash = crash_among(run_as_rank(script(text))[1])
+    assert crash.kind == "ImportError"
+    assert "cannot import headway.Accelerator: module 'random' has no" in crash.message
+    assert "AttributeError" in crash.traceback
 
 
 @pytest.mark.parametrize("end", ["", "raise ValueError", "import sys; sys.exit(3)"])
