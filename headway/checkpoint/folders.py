@@ -489,8 +489,7 @@ def remove_leftovers(project: Path) -> None:
 
 def note_unwritable(project: Path) -> None:
     """Log a note if checkpoints cannot be saved in a project, before the first save fails."""
-    folders = (project / FOLDER, *(project / FOLDER).parents)
-    nearest = next(folder for folder in folders if os.path.exists(folder))
+    nearest = next(filter(os.path.exists, (project / FOLDER, *(project / FOLDER).parents)))
     if not os.access(nearest, os.W_OK | os.X_OK):
         log(f"note: {shown(str(nearest))} is not writable, so checkpoints cannot be saved there")
 

@@ -299,10 +299,9 @@ class _CallBarriers:
             return [RankCall()] * self._size
         found = [RankCall(*json.loads(text)) for text in self._store.multi_get(keys)]
         # a rank on this machine may have exited without a report, for example with os._exit()
-        have_exited = [not r.has_left and has_exited(r.process) for r in found]
         return [
-            r._replace(has_left=True, place="") if has_ended else r
-            for r, has_ended in zip(found, have_exited, strict=True)
+            r._replace(has_left=True, place="") if not r.has_left and has_exited(r.process) else r
+            for r in found
         ]
 
     def _exchange(self, mine: RankCall) -> list[RankCall]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from math import isclose, isnan
 from typing import Any
 from zlib import crc32
 
@@ -100,9 +99,11 @@ def require_equal(training: Training, call: str) -> None:
     raise _differing(what, call, _fix_of(names[first], weights, training.models))
 
 
-def _hyperparameters(training: Training) -> dict[str, Any]:
+def _hyperparameters(training: Training) -> dict[str, str]:
     return {
-        f"the {WORDS.get(name, name)} of parameter group {group} of optimizer {number}": value
+        f"the {WORDS.get(name, name)} of parameter group {group} of optimizer {number}": format(
+            value, ".6g" if isinstance(value, float) else ""
+        )
         for number, optimizer in enumerate(training.optimizers)
         for group, items in enumerate(optimizer.param_groups)
         for name, value in plain_items(items).items()
@@ -114,17 +115,9 @@ def _require_equal_items(items: Sequence[dict[str, Any]], call: str, fix: str) -
     for name in dict.fromkeys(chain(*items)):
         first, *others = (each.get(name, "missing") for each in items)
         for rank, value in enumerate(others, 1):
-            if not _is_equal(value, first):
+            if value != first:
                 what = f"{name} is {first} on rank 0, but {value} on rank {rank}"
                 raise _differing(what, call, fix)
-
-
-def _is_equal(value: Any, other: Any) -> bool:
-    if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
-        return all(map(_is_equal, value, other))
-    if isinstance(value, float) and isinstance(other, float):
-        return isclose(value, other, rel_tol=_TOLERANCE) or (isnan(value) and isnan(other))
-    return bool(value == other)
 
 
 def _fix_of(name: str, weights: Mapping[str, torch.Tensor], models: list[torch.nn.Module]) -> str:
@@ -298,13 +291,10 @@ def note_unsaved(training: Training) -> None:
     groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
     shapes = _trained_shapes(groups, known)
     if shapes and training.world.is_main:
-        is_alone = training.world.ranks.world_size == 1  # ranks also have to average gradients
         training.progress.log_note(
             f"checkpoints do not contain weights of shapes {shapes[:3]} that a prepared optimizer"
             " trains, because they are in no prepared model: unless the script saves them, a run"
             " that resumes starts from their initial values; fix: pass their module to prepare()"
-            + ", or to register_for_checkpointing()"
-            * is_alone,
         )
 
 

@@ -129,8 +129,6 @@ class Steps:
         is_synced = accumulation.sync_gradients or accumulation.plugin.sync_each_batch
         if is_synced or strategy.shards:  # sharded gradients need less memory than unsharded ones
             return MicroBatch(accumulation, NULL_CTX)
-        if len(models) == 1:
-            return MicroBatch(accumulation, strategy.no_sync(models[0]))
         stack = ExitStack()
         for model in models or self.training.models:
             stack.enter_context(strategy.no_sync(model))

@@ -89,8 +89,7 @@ def _run_trial(
         finally:
             os._exit(1)
     where = os.path.join(scratch, _PROGRESS)
-    how = " with shards" * trial.sharded + " with recomputation" * trial.checkpointed
-    status = _wait(child, wake_fds[0], deadline, where, how)
+    status = _wait(child, wake_fds[0], deadline, where, trial)
     output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
     text = output.read().decode(errors="replace")
     with suppress(OSError, ValueError), open(os.path.join(scratch, RESULT), "rb") as file:
@@ -105,7 +104,7 @@ def _run_trial(
     return TrialResult(failed_at=f"{line}: {ended}" if line else ended, output=text)
 
 
-def _wait(child: int, woken: int, deadline: float, progress: str, how: str) -> int | None:
+def _wait(child: int, woken: int, deadline: float, progress: str, trial: Trial) -> int | None:
     """Wait for the child and log its progress; return its status, or None if it times out."""
     ended = status = 0
     began = logged_at = time.monotonic()
@@ -114,6 +113,7 @@ def _wait(child: int, woken: int, deadline: float, progress: str, how: str) -> i
             ready = select.select([woken, sys.stdin], [], [], min(left, _POLL_S))[0]
             if (now := time.monotonic()) - logged_at >= PROGRESS_S:
                 logged_at, where = now, _line_at(progress) or "an unknown line"
+                how = " with shards" * trial.sharded + " with recomputation" * trial.checkpointed
                 log(f"after {now - began:.0f} s the script{how} is at {where}")
             if sys.stdin in ready:  # it is closed, as no trial arrives before this result
                 raise SystemExit
