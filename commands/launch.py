@@ -14,7 +14,7 @@ from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.records import epoch_time
+from headway.ipc.run_contract import epoch_time
 from headway.ipc.stderr import log, shown
 from headway.launcher.clusters.cluster_settings import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan

@@ -17,8 +17,8 @@ from headway.history import store
 from headway.history.attempts import Attempts
 from headway.history.record import MAX_TEXT, RunEnd, StatsSeries, read_record
 from headway.ipc.progress import Progress
-from headway.ipc.records import OutputPath, StepStats, epoch_time
-from headway.ipc.run_contract import RECORD_VARIABLE
+from headway.ipc.records import OutputPath, StepStats
+from headway.ipc.run_contract import RECORD_VARIABLE, epoch_time
 from headway.ipc.secrets import masked_text, secrets_among
 from headway.ipc.signals import shell_exit_code
 from headway.ipc.stderr import log

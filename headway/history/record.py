@@ -14,7 +14,8 @@ from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 from headway.ipc.paths import is_absent, read_plain
-from headway.ipc.records import DURATIONS, OutputPath, StepStats, epoch_time
+from headway.ipc.records import DURATIONS, OutputPath, StepStats
+from headway.ipc.run_contract import epoch_time
 from headway.ipc.secrets import masked_text
 from headway.ipc.stderr import log
 from headway.ipc.typed import SchemaError, plain, read

@@ -6,7 +6,6 @@ They are NamedTuples because ranks import this module before the user's script, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,14 +26,6 @@ CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", 
 
 _MAX_NAME = 200  # maximum length of an exception's class name in a message
 _MAX_LINE = 2**24  # bytes; a longer line is invalid
-
-_monotonic = time.monotonic  # a script may replace it
-_EPOCH_S = time.time() - _monotonic()
-
-
-def epoch_time() -> float:
-    """Return the seconds since 1970, without the clock's changes since this module was imported."""
-    return _EPOCH_S + _monotonic()
 
 
 class Frame(NamedTuple):

@@ -14,7 +14,6 @@ from headway.devices.table import KINDS
 from headway.errors import Code, LaunchError, UsageError
 from headway.ipc.choices import AUTO, PRECISIONS
 from headway.ipc.origin import DEFAULT, Layer, Origin
-from headway.ipc.records import epoch_time
 from headway.ipc.typed import plain, read
 
 VARIABLE = "HEADWAY_RUN"
@@ -47,6 +46,14 @@ RANK_VARIABLES = (
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
 )
 """torch's variables for a process's rank, set only by the launcher."""
+
+_monotonic = time.monotonic  # a script may replace it
+_EPOCH_S = time.time() - _monotonic()
+
+
+def epoch_time() -> float:
+    """Return the seconds since 1970, without the clock's changes since this module was imported."""
+    return _EPOCH_S + _monotonic()
 
 
 class RunContract(NamedTuple):

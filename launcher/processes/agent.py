@@ -23,8 +23,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from headway.errors import ConfigError
 from headway.history.attempts import Attempts
 from headway.ipc import signals
-from headway.ipc.records import PROJECT, StepStats, epoch_time
-from headway.ipc.run_contract import CPUS_VARIABLE, Ranks, rank_variables
+from headway.ipc.records import PROJECT, StepStats
+from headway.ipc.run_contract import CPUS_VARIABLE, Ranks, epoch_time, rank_variables
 from headway.ipc.stderr import log
 from headway.launcher.diagnosis.failures import (
     Failure,

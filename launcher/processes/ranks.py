@@ -14,7 +14,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.ipc.forking import ProcessHandle
-from headway.ipc.records import Crash, ProcessExit, epoch_time
+from headway.ipc.records import Crash, ProcessExit
+from headway.ipc.run_contract import epoch_time
 from headway.ipc.stderr import SILENT_S, log, named
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus

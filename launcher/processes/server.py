@@ -46,15 +46,8 @@ from headway.ipc.forking import (
     set_title,
     wake_on_child_exit,
 )
-from headway.ipc.records import (
-    ProcessExit,
-    ProcessStart,
-    Record,
-    ServerReady,
-    StartFailed,
-    epoch_time,
-)
-from headway.ipc.run_contract import CPUS_VARIABLE, read_run
+from headway.ipc.records import ProcessExit, ProcessStart, Record, ServerReady, StartFailed
+from headway.ipc.run_contract import CPUS_VARIABLE, epoch_time, read_run
 from headway.ipc.typed import encode
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.shutdown import KILL_MARGIN_S, has_children, terminate_descendants

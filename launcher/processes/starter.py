@@ -22,14 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.errors import MORE_PROCESSES, Code, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
-from headway.ipc.records import (
-    ProcessExit,
-    ProcessStart,
-    ServerReady,
-    StartFailed,
-    decode_record,
-    epoch_time,
-)
+from headway.ipc.records import ProcessExit, ProcessStart, ServerReady, StartFailed, decode_record
+from headway.ipc.run_contract import epoch_time
 from headway.ipc.signals import SignalSafeEvent
 from headway.ipc.stderr import log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan

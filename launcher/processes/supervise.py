@@ -16,7 +16,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.errors import HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.ipc import signals
-from headway.ipc.records import LOGS, SAVED, epoch_time
+from headway.ipc.records import LOGS, SAVED
+from headway.ipc.run_contract import epoch_time
 from headway.ipc.stderr import log
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import describe_killed

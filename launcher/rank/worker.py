@@ -24,8 +24,8 @@ from typing import Any, NoReturn, TypeVar
 from headway.errors import Code, ConfigError, HeadwayError
 from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
-from headway.ipc.records import Crash, Frame, ScriptEnd, epoch_time
-from headway.ipc.run_contract import read_ranks, read_run
+from headway.ipc.records import Crash, Frame, ScriptEnd
+from headway.ipc.run_contract import epoch_time, read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_communication_error, may_pass
 from headway.launcher.diagnosis.stacks import BEFORE_SCRIPT, PACKAGE, is_in_library
 from headway.launcher.plan.program import RUNTIMES, finder_in, interpreter

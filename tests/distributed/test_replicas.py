@@ -140,7 +140,7 @@ DRIFTS: dict[Callable[..., None], str] = {
     changed_by_hand: "head.bias differs between .*number 32$",
     own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 is 0.1 on rank 0,"
     " but 1.1 on rank 1: .*number 1$",
-    own_betas: r"the betas of .* is \[0.9, 0.9\] on rank 0, but \[0.9, 0.99\] on rank 1",
+    own_betas: r"the betas of .* is \(0.9, 0.9\) on rank 0, but \(0.9, 0.99\) on rank 1",
     own_argument: "gradient_accumulation_steps is 1 on rank 0, but 2 on rank 1: .*number 1$",
     at_checkpoint: "body.weight differs .*a checkpoint$",
     at_the_end: r"weight of prepared model 1 differs .*end_training\(\)$",
