@@ -68,17 +68,6 @@ def two(*words: str, name: str = "") -> list[subprocess.Popen[str]]:
     return [start(*place, "--machine-rank", str(rank), name) for rank in range(2)]
 
 
-def test_a_killed_launcher_is_blamed_and_not_the_script_of_the_other_machine() -> None:
-    machines = two()
-    wait_until(are_up(2), *machines)
-    machines[1].kill()
-    (code, errors), _ = ends(machines)
-    assert code == 4
-    assert "machine 1" in errors
-    assert "was lost: its launcher exited" in errors
-    assert "fix the script" not in errors
-
-
 STOPS_FOR_EVER = """
 import os, signal, time
 def stop(*_):
