@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -282,75 +280,3 @@ def test_stops_and_a_failure_end_machines_whose_machine_0_is_suspended() -> None
     main.send_signal(signal.SIGCONT)
     main.terminate()
     main.communicate(timeout=120)
-
-
-NUM_SAMPLES, EPOCHS, GLOBAL_BATCH = 120, 2, 12
-
-KEEPS_A_LEDGER = f"""
-import json, os, time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from headway import Accelerator
-accelerator = Accelerator(cpu=True, global_batch_size={GLOBAL_BATCH}, project_dir="runs")
-torch.manual_seed(7)
-model = torch.nn.Linear(1, 1)
-samples = TensorDataset(torch.arange({NUM_SAMPLES}).float().unsqueeze(1))
-model, optimizer, loader = accelerator.prepare(
-    model, torch.optim.SGD(model.parameters(), lr=1e-6), DataLoader(samples, 4, shuffle=True)
-)
-run = accelerator.resume()
-attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], accelerator.process_index
-with open(f"ledger_{{attempt}}_{{rank}}", "w", buffering=1) as ledger:
-    for epoch in range(run.epoch, {EPOCHS}):
-        for (batch,) in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(batch).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
-            seen = [int(one) for one in batch[:, 0]]
-            ledger.write(json.dumps([optimizer.step_count, epoch, seen]) + "\\n")
-            time.sleep(0.1)
-            accelerator.checkpoint(every=3)
-accelerator.end_training()
-"""
-
-
-def ledger(attempt: int, rank: int) -> list[tuple[int, int, list[int]]]:
-    """Return the micro-batches of a rank in one attempt: optimizer step, epoch, samples."""
-    path = Path(f"ledger_{attempt}_{rank}")
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def steps_of(attempt: int, world: int) -> dict[int, list[tuple[int, int]]]:
-    """Return the samples of all ranks, with their epochs, by optimizer step."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for rank in range(world):
-        for step, epoch, samples in ledger(attempt, rank):
-            found.setdefault(step, []).extend((epoch, sample) for sample in samples)
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("executed_starts")
-def test_a_lost_machine_of_a_range_costs_no_sample_and_changes_no_global_batch() -> None:
-    place = [*on_loopback("2:3", "--set", "restart_delay=0"), "--machine-rank"]
-    name = script(KEEPS_A_LEDGER)
-    others = [start(*place, rank, name) for rank in ("1", "2")]
-    for other in others:
-        wait_for_lines(other, "waiting for machine 0")  # all three are there from the beginning
-    machines = [start(*place, "0", name), *others]
-    wait_until(lambda: len(ledger(0, 2)) > 7, *machines)
-    lost = machines.pop()
-    lost.kill()
-    lost.communicate()
-    for machine in machines:
-        finished(machine, 0)
-    before, after = steps_of(0, world=3), steps_of(1, world=2)
-    went_on_at = min(after)
-    assert 3 < went_on_at <= max(before) + 1
-    trained = {**{step: t for step, t in before.items() if step < went_on_at}, **after}
-    assert sorted(trained) == list(range(1, EPOCHS * NUM_SAMPLES // GLOBAL_BATCH + 1))
-    assert {len(samples) for samples in trained.values()} == {GLOBAL_BATCH}
-    seen = Counter(sample for samples in trained.values() for sample in samples)
-    assert seen == Counter((epoch, i) for epoch in range(EPOCHS) for i in range(NUM_SAMPLES))

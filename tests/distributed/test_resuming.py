@@ -159,6 +159,7 @@ def require_unchanged(resumed: Trained, whole: Trained) -> None:
 
 def require_every_sample_once(resumed: Trained, begun: Trained, case: Case) -> None:
     seen = [of_all for _, _, of_all in begun.steps[: case.at] + resumed.steps]
+    assert [len(of_all) for of_all in seen] == [12, 12, 12, case.size - 36] * EPOCHS
     samples = list(chain.from_iterable(seen))
     for epoch in (samples[: case.size], samples[case.size :]):
         assert Counter(epoch) == Counter(map(float, range(case.size)))
