@@ -136,42 +136,6 @@ def test_new_iterators_over_a_loader_without_a_loop_of_its_own_yield_new_batches
     assert len({*others}) > 20
 
 
-def two_loops(folder: Path, seed: int, stop: int = 0) -> list[Any]:
-    """Train with two loaders in each epoch, until a step; return what each step has seen."""
-    set_seed(seed)
-    accelerator = Accelerator(cpu=True, project_dir=folder)
-    model = torch.nn.Linear(1, 1)
-    data: Any = torch.arange(12.0)[:, None]
-    model, optimizer, *loaders = accelerator.prepare(
-        *(model, torch.optim.SGD(model.parameters(), lr=1e-3)),
-        *(DataLoader(data[:size], 2, shuffle=True) for size in (12, 6)),
-    )
-    run, seen = accelerator.resume(), []
-    for epoch in run.epochs(3):
-        for batch in chain(*loaders):
-            accelerator.backward(model(batch).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.append((optimizer.step_count, epoch, batch.flatten().tolist()))
-            if optimizer.step_count == stop:  # a crash, before the checkpoint of this step
-                accelerator.parts.training.run.checkpoint.action = None
-                accelerator.parts.preemption.release()
-                return seen
-            accelerator.checkpoint(every=1)
-    accelerator.end_training()
-    return seen
-
-
-def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> None:
-    whole = two_loops(tmp_path / "whole", seed=1)
-    for stop in (6, 8, 11):
-        begun = two_loops(tmp_path / str(stop), 1, stop)
-        rest = two_loops(tmp_path / str(stop), 2)
-        first = rest[0][0]  # after the last batch of a loop a checkpoint waits for the next loop's
-        assert first in (stop - 1, stop)
-        assert begun[: first - 1] + rest == whole, stop
-
-
 class Positioned(StatefulStream):
     """A stream that continues where its state says, in an order of each epoch."""
 
