@@ -188,10 +188,6 @@ class Job:
         """Cancel it, or send it the signal that the options name."""
         self._slurm.ask("scancel", *options, self.number)
 
-    def release(self) -> None:
-        """Let it start, if it was submitted with `hold`."""
-        self._slurm.ask("scontrol", "release", self.number)
-
     def wait(self, within_s: float = 300) -> str:
         """Return what it has printed, once it has ended."""
         assert wait_for(lambda: self.states <= _ENDED, within_s), f"{self.states}\n{self.output}"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from headway.commands.changes import changes
-from headway.history.record import read_all
 from tests.clusters.slurm import Job, Slurm, wait_for
 from tests.distributed.launching import script
 
@@ -99,49 +96,3 @@ def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled
     finally:
         job.cancel()
     assert wait_for(lambda: job.states == {"CANCELLED"}), job.states
-
-
-LOCAL = "import near, sys\nprint('code', near.X, open(sys.argv[1]).read(), flush=True)\n"
-
-
-def test_edits_of_code_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
-    for name, text in {"near.py": "X = 1\n", "conf": "conf 1", "script.py": LOCAL}.items():
-        Path(name).write_text(text)
-    for git in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *git], check=True)
-    words = ["-q", "--cpu", "script.py", "conf"]
-    assert "code 1 conf 1" in slurm.run(*HEADWAY, "launch", *words).stdout
-    assert wait_for(lambda: num_recorded() == 1)
-    job = held(slurm, *words)
-    Path("near.py").write_text("X = 2\n")
-    Path("conf").write_text("conf 2")
-    Path("script.py").write_text("raise SystemExit('edited')\n")
-    Path("json.py").write_text("raise SystemExit('shadowed')\n")
-    assert "code 1 conf 2" in released(job)  # a file that an argument names is that of the folder
-    assert wait_for(lambda: num_recorded() == 2)
-    direct, of_job = read_all()[0]
-    assert direct.start.script == of_job.start.script
-    assert direct.start.command[-2:] == of_job.start.command[-2:]
-    assert {change.kind for change in changes(direct, of_job)} <= {"setting", "variable"}
-
-
-def num_recorded() -> int:
-    return len(read_all()[0])
-
-
-def held(slurm: Slurm, *words: str) -> Job:
-    """Submit a launch that waits in the queue."""
-    done = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "--sbatch", "hold", *words)
-    assert done.returncode == 0, done.stderr
-    return Job(slurm, done.stdout.strip())
-
-
-def released(job: Job) -> str:
-    """Let a job run, and return what it has printed."""
-    log = Path(f"headway-jobs/script-{job.number}.log")
-    try:
-        job.release()
-        assert wait_for(lambda: job.states in ({"COMPLETED"}, {"FAILED"}), within_s=60)
-    finally:
-        job.cancel()
-    return log.read_text()
