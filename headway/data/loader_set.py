@@ -139,6 +139,7 @@ class Epochs:
         self.leads = False  # whether its iterations were the first to request a batch in a step
         self.num_begun = 0  # outermost iterations in the current epoch of `run.epochs`
         self.over: list[int] = []  # ordinals of those that were completed
+        self.saved_in: list[int] = []  # of those in the body of whose last batch the run was saved
         self._samples = 0  # in completed epochs
         self._is_left_within = False  # whether the latest epoch ended early
         self._left_after = 0  # `taken` at the end of the latest epoch that ended early
@@ -174,6 +175,8 @@ class Epochs:
         if not self.run.is_outermost or self.num_begun + 1 not in self.over:
             return False
         self.num_begun += 1
+        if self.num_begun in self.saved_in:
+            self.run.arrive()
         return True
 
     def set(self, number: int) -> None:
@@ -187,6 +190,7 @@ class Epochs:
         self.next_start, self._samples = start, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
         self.leads, self.over = position["leads"], [*position["over"]]
+        self.saved_in = position["saved_in"]
         self._ends_stepped = position["ends_stepped"]
         self._num_compared = 0
         self.run.resumes_within |= start.taken > 0
@@ -229,6 +233,7 @@ class Epochs:
             "ends_stepped": self._ends_stepped,
             "leads": self.leads,
             "over": [] if self.run.ends_epoch else [*self.over, *in_last_batch],
+            "saved_in": in_last_batch,
         }
 
 
@@ -409,6 +414,12 @@ class LoaderSet:
         """Restore the saved generator states, unless the run has trained since it resumed."""
         self._counts_epochs = True
         if self._is_between and self.progress.num_trained == self._resumed_at:
+            self._restore()
+            self._continues = True
+
+    def arrive(self) -> None:
+        """Restore the saved generator states after the completed loops of a resumed epoch."""
+        if self.progress.num_trained == self._resumed_at:
             self._restore()
             self._continues = True
 

@@ -408,6 +408,21 @@ def test_a_state_in_the_last_batch_of_an_epoch_has_its_loop_behind_it() -> None:
     assert over == [[]] * (len(over) - 1) + [[1]]
 
 
+def test_a_run_saved_in_the_body_of_a_last_batch_continues_after_the_completed_loop() -> None:
+    loader, restored = prepared(), list[int]()
+    run, held = loader.run, prepared()
+    run.counts_training, held.epochs.run = True, run
+    run.resume(lambda: restored.append(1), [0, False, False, True], has_trained=True)
+    run.await_epochs()
+    loader.epochs.over = loader.epochs.saved_in = [1]
+    for number in run.count_epochs(2, [loader.epochs]):
+        assert len(restored) == 1 + number
+        trained(loader)
+        list(held)
+    assert len(restored) == 2, "the loop of the second epoch does not drop what was drawn before"
+    assert held.epochs.next_start.epoch == 2
+
+
 @pytest.mark.parametrize("was_early", [True, False])
 def test_a_checkpoint_before_a_look_is_taken_again_after_it(
     was_early: bool, capsys: pytest.CaptureFixture[str]
