@@ -18,7 +18,7 @@ from headway.ipc.stderr import shown
 from headway.ipc.typed import plain, read
 
 NAME = "manifest.json"
-FORMAT = 13
+FORMAT = 14
 """The version of the checkpoint layout; other versions are rejected."""
 
 _BLOCK = 2**20

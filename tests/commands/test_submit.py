@@ -185,30 +185,19 @@ def test_the_job_id_is_all_of_stdout(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("lines", "job", "said"),
-    [
-        (["Welcome to node 5", "2026", "--> Verifying...OK", "7;cluster"], "7\n", "--follow 7`"),
-        (["7", "", "Goodbye, 3 jobs"], "7\n", "--follow 7`"),
-        (["Submitted batch job 7"], "", "no job id; `squeue --me`"),
-        ([], "", "no job id; `squeue --me`"),
-    ],
-)
 def test_what_a_wrapper_of_sbatch_prints_is_not_taken_for_the_job_id(
-    lines: list[str],
-    job: str,
-    said: str,
-    script: str,
-    fakes: Path,
-    capfd: pytest.CaptureFixture[str],
+    script: str, fakes: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from headway.commands.main import main
 
-    add_command(fakes, "sbatch", "cat > /dev/null\n" + "\n".join(f"echo '{x}'" for x in lines))
-    assert main(["launch", "--submit", "slurm", script]) == 0
-    shown = capfd.readouterr()
-    assert shown.out == job
-    assert said in shown.err
+    banner = ["Welcome to node 5", "2026", "--> Verifying...OK"]
+    with_id = ([*banner, "7;cluster"], ["7", "", "Goodbye, 3 jobs"])
+    for lines in (*with_id, ["Submitted batch job 7"], []):
+        add_command(fakes, "sbatch", "cat > /dev/null\n" + "\n".join(f"echo '{x}'" for x in lines))
+        assert main(["launch", "--submit", "slurm", script]) == 0
+        shown = capfd.readouterr()
+        assert shown.out == "7\n" * (lines in with_id)
+        assert ("--follow 7`" if shown.out else "no job id; `squeue --me`") in shown.err
 
 
 @pytest.mark.processes

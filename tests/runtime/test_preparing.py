@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,18 +66,14 @@ def test_an_optimizer_that_a_script_makes_itself_follows_the_gradient_state() ->
         AcceleratedOptimizer(torch.optim.SGD([weight]), scaler=torch.amp.GradScaler("cpu"))
 
 
-class Lookahead:
+class Lookahead(SimpleNamespace):
     """Wraps an optimizer as many libraries do, without being one."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.step, self.zero_grad = optimizer.step, optimizer.zero_grad
-        self.param_groups = optimizer.param_groups
 
 
 def test_what_only_looks_like_an_optimizer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     accelerator, weight = Accelerator(cpu=True), torch.nn.Parameter(torch.ones(1))
     inner = torch.optim.SGD([weight], lr=1.0)
-    wrapper = Lookahead(inner)
+    wrapper = Lookahead(step=inner.step, zero_grad=inner.zero_grad, param_groups=[])
     for _ in range(2):
         assert accelerator.prepare(wrapper) is wrapper
     accelerator.prepare(inner, iter([1]), [1], 5)
