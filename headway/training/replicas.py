@@ -146,6 +146,7 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
         note_not_stepped(training)
     if final_barrier("end_training()"):
         require_equal(training, "end_training()")
+        final_barrier("end_training()")  # rank 0, which hosts the store, leaves after the others
     ranks = training.world.ranks
     accumulation = training.accumulation
     accumulates = accumulation.is_open or accumulation.most_backward > 1
